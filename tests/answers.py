@@ -9,6 +9,7 @@ import io
 import os
 import random
 import signal
+import warnings
 from functools import cache, lru_cache
 
 import torch
@@ -45,7 +46,11 @@ def _guarded(seconds: float):
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(action="ignore"),
+        ):
             yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -65,7 +70,9 @@ def _failure(code, namespace: dict, seconds: float) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _judge(bodies: tuple, hidden: bool, seed: int, seconds: float, before: str) -> dict[str, str | None]:
+def _judge(
+    bodies: tuple, hidden: bool, seed: int, seconds: float, before: str, mechanisms: tuple
+) -> dict[str, str | None]:
     namespace = {"__name__": "__main__", "__builtins__": builtins}
     source = chapter.fill(CLASS_CELL.source, dict(bodies))
     for cell in CHAPTER.of("import", "solution", "fixture"):
@@ -74,7 +81,7 @@ def _judge(bodies: tuple, hidden: bool, seed: int, seconds: float, before: str) 
     out, seed_before = {}, os.environ.get("GRADING_SEED")
     os.environ["GRADING_SEED"] = str(seed)
     try:
-        for cell in CHAPTER.tests:
+        for cell in (cell for cell in CHAPTER.tests if cell.mechanism in mechanisms):
             # An answer that draws at random gets the same draws in every run.
             random.seed(seed)
             torch.manual_seed(seed)
@@ -94,6 +101,7 @@ def judge(
     seed: int = 0,
     seconds: float = SECONDS_PER_CELL,
     before: str = "",
+    mechanisms: tuple[str, ...] = CHAPTER.mechanisms,
 ) -> dict[str, str | None]:
     """Outcome of every test cell by grade id: None if it passed, otherwise what stopped it.
 
@@ -101,16 +109,18 @@ def judge(
     hidden: False runs the cells as learners see them.
     seconds: limit for each cell, wall clock.
     before: code of the learner's own that runs ahead of the class.
+    mechanisms: whose test cells to run; all of them unless told.
     """
-    return dict(_judge(tuple(sorted(bodies.items())), hidden, seed, seconds, before))
+    return dict(_judge(tuple(sorted(bodies.items())), hidden, seed, seconds, before, mechanisms))
 
 
 def points(outcome: dict[str, str | None]) -> dict[str, float]:
-    """Points by mechanism."""
-    out = dict.fromkeys(CHAPTER.mechanisms, 0.0)
+    """Points by mechanism, of the mechanisms that were run."""
+    out: dict[str, float] = {}
     for cell in CHAPTER.tests:
-        if outcome[cell.grade_id] is None:
-            out[cell.mechanism] += cell.points
+        if cell.grade_id in outcome:
+            passed = outcome[cell.grade_id] is None
+            out[cell.mechanism] = out.get(cell.mechanism, 0.0) + (cell.points if passed else 0.0)
     return out
 
 

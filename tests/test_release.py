@@ -66,7 +66,7 @@ def _solution_line(ch, release):
 
 
 def _solution_reformatted(ch, release):
-    code = "def f(self, target_prob, draft_prob):\n    return (target_prob\n        >= (draft_prob * self.min_accept_ratio))"
+    code = "def f(self, target_prob, draft_prob):\n  return (target_prob\n  >= (draft_prob * self.min_accept_ratio))"
     cell_of(release, "plot-lossy")["source"] += "\n" + code
 
 
