@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 
 GRADED, UNREADABLE, MISSING = "graded", "unreadable", "missing"
 
@@ -11,8 +11,10 @@ GRADED, UNREADABLE, MISSING = "graded", "unreadable", "missing"
 class CheckResult:
     """One test cell, run against one submission.
 
-    points, score: what the cell is worth and what was earned; message: why it failed ('' when it passed);
-    seconds: wall time.
+    points, score: what the cell is worth and what was earned. Where it failed: `error` is the exception's type (an
+    AssertionError's message is the test cell's own explanation), `call` the last call made of the learner's code,
+    `fault` how the worker was lost (timeout, death, memory, processes, protocol, unrun, total) or ''. A hidden check's
+    message and call are the instructor's to see, never the learner's. seconds: wall time.
     """
 
     grade_id: str
@@ -21,6 +23,9 @@ class CheckResult:
     points: float
     score: float
     message: str = ""
+    error: str = ""
+    call: str = ""
+    fault: str = ""
     seconds: float = 0.0
 
     @property
@@ -33,7 +38,9 @@ class Result:
     """One learner's row.
 
     status: graded, unreadable or missing; reason: why it is unreadable, in words; flags: repairs and oddities, short
-    and machine-readable; file: the notebook that counted, relative to the inbox; seconds: wall time in all.
+    (`kind` or `kind:detail`); file: the notebook that counted, relative to the inbox; answer: the source of the
+    solution cell that was graded; cell_errors: {cell: error} of the learner's own cells; misconceptions: keys of the
+    known mistakes that the failed checks show; seconds: wall time in all.
     """
 
     student_id: str
@@ -42,9 +49,12 @@ class Result:
     reason: str = ""
     flags: tuple[str, ...] = ()
     file: str = ""
+    answer: str = ""
+    cell_errors: tuple[tuple[str, str], ...] = ()
+    misconceptions: tuple[str, ...] = ()
     seconds: float = 0.0
     seed: int = 0
-    max_score: float = field(default=0.0)
+    max_score: float = 0.0
 
     @property
     def score(self) -> float | None:
@@ -56,3 +66,13 @@ class Result:
         if self.status != GRADED:
             return None
         return sum(check.score for check in self.checks if check.mechanism == name)
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict) -> Result:
+        checks = tuple(CheckResult(**check) for check in data["checks"])
+        errors = tuple((name, text) for name, text in data["cell_errors"])
+        plain = {name: tuple(data[name]) for name in ("flags", "misconceptions")}
+        return Result(**data | plain | {"checks": checks, "cell_errors": errors})

