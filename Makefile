@@ -36,7 +36,7 @@ release: $(READY)
 grade: linux $(READY)
 	$(PY) -m grading release
 	$(PY) samples/make_class.py --out $(OUT)/inbox
-	$(PY) -m grading grade $(OUT)/inbox --out $(OUT)
+	$(PY) -m grading grade $(OUT)/inbox --out $(OUT) --roster samples/roster.csv
 
 linux:
 	@[ "$$(uname -s)" = Linux ] || { \

@@ -7,19 +7,26 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # nbgrader imports our preprocessors; the project is not installed as a package
 
 from nbgrader.preprocessors import (  # noqa: E402
+    AssignLatePenalties,
     CheckCellMetadata,
     ClearHiddenTests,
     ClearOutput,
     ComputeChecksums,
+    IgnorePattern,
+    LimitOutput,
     LockCells,
+    OverwriteCells,
+    SaveAutoGrades,
     SaveCells,
 )
 
+from grading.nbgrader_steps import Judge, TakeLearnersCode  # noqa: E402
 from grading.release.preprocessors import DropInstructorCells, FillOpening, TodoStubs  # noqa: E402
 
 c = get_config()  # noqa: F821  (defined by traitlets when it reads this file)
 
 c.CourseDirectory.root = str(ROOT)  # commands work from any folder, not only from the repository's root
+c.KernelManager.transport = "ipc"  # only release checks start kernels; a TCP port would be open to all local users
 c.CourseDirectory.course_id = "multi-token-decoding"
 # `_drafts` and the like never reach learners; the rest is nbgrader's own default
 c.CourseDirectory.ignore = ["_*", ".ipynb_checkpoints", "*.pyc", "__pycache__", ".pytest_cache"]
@@ -39,5 +46,19 @@ c.GenerateAssignment.preprocessors = [
     SaveCells,
     ClearHiddenTests,
     ComputeChecksums,
+    CheckCellMetadata,
+]
+
+# The default list ends a batch at a copied cell and trusts the learner's structure; ours starts from the instructor's.
+c.Autograde.sanitize_preprocessors = [ClearOutput, TakeLearnersCode, OverwriteCells, CheckCellMetadata]
+
+# The default list with Judge in place of Execute, which runs learners' code as you, beside the gradebook. The others
+# are nbgrader's own; ClearMetadataPreprocessor would drop the cell tags of the instructor's structure.
+c.Autograde.autograde_preprocessors = [
+    Judge,
+    IgnorePattern,
+    LimitOutput,
+    SaveAutoGrades,
+    AssignLatePenalties,
     CheckCellMetadata,
 ]

@@ -40,18 +40,22 @@ find_python() {
         "install one and name it: make env PYTHON=/path/to/python3.12"
 }
 
+# CI's machines are CI's to change; on a user's, Debian's packages are the user's to install.
+ci_install() { # PACKAGE...
+    [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 0
+    say "Installing $* (CI)"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null || true
+}
+
 has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
 need_venv() { # PYTHON
     has_venv "$1" && return
-    # Debian and Ubuntu package ensurepip apart. On a user's machine that is the user's to install.
+    # Debian and Ubuntu package ensurepip apart.
     local package
     package=python$(version_of "$1")-venv
-    if [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        say "Installing $package (CI)"
-        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package" >/dev/null || true
-        has_venv "$1" && return
-    fi
+    ci_install "$package"
+    has_venv "$1" && return
     fail "$1 cannot make virtual environments: its module venv or ensurepip is missing" \
         "on Debian or Ubuntu: sudo apt install python3-venv   (or $package), then run make again"
 }
@@ -97,5 +101,7 @@ rm -f "$STAMP"
 install_torch
 say "Installing requirements.txt"
 pip_install -r requirements.txt -c "$CONSTRAINTS"
+# What only tests need: a PostgreSQL server as gradebook. Elsewhere that test says that it was skipped.
+ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || ci_install postgresql
 touch "$STAMP"
 say "Environment ready: $VENV"

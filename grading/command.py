@@ -1,61 +1,149 @@
-"""`python -m grading grade`."""
+"""`python -m grading grade`: from an inbox to grades.csv, feedback, the record and the report."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from grading import chapter
-from grading.plain import autograde
-from grading.report.grades import table, write_csv
-from grading.result import GRADED, UNREADABLE, CheckResult, Result
+from grading.intake.inbox import Handed, collect
+from grading.judge.limits import Limits
+from grading.judge.pool import Judges
+from grading.progress import Progress
+from grading.record.gradebook import Record, folder_of, url_of
+from grading.result import GRADED, Result
 from grading.seed import course_seed
+from grading.state import Ledger, State, fingerprint
+from grading.unit import Course, Prepared, finish, prepare
 
 
-def find(inbox: Path) -> dict[str, Path | None]:
-    """{student: notebook} of an inbox of `<student>/…/*.ipynb`; None for a folder without one."""
-    found = {}
-    for folder in sorted(p for p in inbox.iterdir() if p.is_dir()):
-        found[folder.name] = next(iter(sorted(folder.rglob("*.ipynb"))), None)
-    return found
+def only_chapter(name: str | None) -> Path:
+    """The source of the chapter to grade. Raises ValueError where it must be named."""
+    found = {path.stem: path for path in chapter.find()}
+    if name is None and len(found) == 1:
+        return next(iter(found.values()))
+    if name not in found:
+        raise ValueError(f"say which chapter with --chapter: {', '.join(found) or 'source/ holds none'}")
+    return found[name]
 
 
-def unreadable(path: Path | None) -> str:
-    """Why a file is no notebook, in words; '' when it is one."""
-    if path is None:
-        return "no notebook in the folder"
-    try:
-        notebook = json.loads(path.read_bytes())
-    except ValueError as error:
-        return f"not a notebook: {error}"
-    return "" if isinstance(notebook, dict) and "cells" in notebook else "not a notebook: no cells"
+def judged_here(
+    judges: Judges, course: Course, handed: Iterable[Handed], seed: int
+) -> Iterator[tuple[Handed, Prepared | None, Result]]:
+    """Grades submissions; yields each as it is done, with what was judged, None where there was nothing to judge."""
+    under_way: dict[str, tuple[Handed, Prepared]] = {}
+    at_once: list[tuple[Handed, None, Result]] = []
+
+    def jobs():
+        for one in handed:
+            prepared = prepare(course, one, seed)
+            if isinstance(prepared, Result):
+                at_once.append((one, None, prepared))
+                continue
+            under_way[one.student_id] = (one, prepared)
+            yield one.student_id, prepared.plan, seed
+
+    for student_id, reply in judges.run(jobs()):
+        yield from at_once
+        at_once.clear()
+        one, prepared = under_way.pop(student_id)
+        yield one, prepared, finish(course, prepared, reply, seed, judges.sandbox)
+    yield from at_once
 
 
 def run(arguments: argparse.Namespace) -> int:
-    inbox, out = arguments.inbox, arguments.out.resolve()
-    if not inbox.is_dir():
-        raise ValueError(f"{inbox} is not a folder; give a folder with a folder for each learner")
+    started = time.monotonic()
+    out, sandbox = arguments.out.resolve(), arguments.sandbox
+    source = only_chapter(arguments.chapter)
+    course = Course.load(source)
+    handed = collect(arguments.inbox, arguments.roster)
     out.mkdir(parents=True, exist_ok=True)
-    seed = course_seed(out) if arguments.seed is None else arguments.seed
-    ch = chapter.load(chapter.find()[0])
-    files, started = find(inbox), time.monotonic()
-    reasons = {student: unreadable(path) for student, path in files.items()}
-    graded = autograde(ch, {s: p for s, p in files.items() if not reasons[s]}, out, seed)
-    each = (time.monotonic() - started) / max(1, len(graded))
-    results = []
-    for student, path in files.items():
-        scores = graded.get(student, reasons[student])
-        common = dict(file=str(path.relative_to(inbox)) if path else "", seed=seed, max_score=ch.max_score)
-        if isinstance(scores, str):
-            results.append(Result(student, UNREADABLE, reason=scores, **common))
-            continue
-        checks = tuple(
-            CheckResult(c.grade_id, c.mechanism, c.hidden, c.points, scores.get(c.grade_id, 0.0)) for c in ch.tests
-        )
-        results.append(Result(student, GRADED, checks, seconds=each, **common))
-    write_csv(out / "grades.csv", results, ch.mechanisms)
-    print(table(results, ch.mechanisms))
-    print(f"\n{len(results)} learners; grades: {out / 'grades.csv'}")
+    db_url = arguments.db or url_of(out)
+    seed = course_seed(folder_of(db_url, out)) if arguments.seed is None else arguments.seed
+    ledger = Ledger(State(out), fingerprint(course, seed, sandbox, repr(Limits())), handed, arguments.force)
+    with contextlib.ExitStack() as stack:
+        if not ledger.todo:
+            work = iter(())
+        elif arguments.scheduler is None:
+            judges = stack.enter_context(Judges(source, sandbox, min(arguments.workers, len(ledger.todo))))
+            work = judged_here(judges, course, ledger.todo, seed)
+        else:
+            from grading.cluster import judged_on_cluster
+
+            work = judged_on_cluster(arguments.scheduler, course, ledger.todo, seed, sandbox)
+        record = stack.enter_context(Record(course, db_url))  # imports nbgrader (3 s) while the judge warms up
+        log = stack.enter_context((out / "log.jsonl").open("a", encoding="utf-8"))
+        writer, progress = Writer(out, course, record), Progress(len(ledger.todo))
+        stack.callback(progress.close)
+        for result in ledger.results.values():
+            writer.restore(result)
+        for one, prepared, result in work:
+            writer.write(one, prepared, result)
+            ledger.done(result)
+            log.write(json.dumps({"time": time.time()} | result.to_json()) + "\n")
+            log.flush()
+            progress.step(failed=result.status != GRADED)
+    ordered = [ledger.results[one.student_id] for one in handed]
+    summarise(ordered, course, out, sandbox, seed)
+    graded = len(ledger.todo)
+    print(f"\n{len(ordered)} learners, {graded} graded now, {len(ordered) - graded} unchanged", end="; ")
+    print(f"{time.monotonic() - started:.1f} s")
+    for line in ledger.moved():
+        print(f"moved: {line}")
+    if sandbox == "none":
+        print("WARNING: graded without a sandbox; learners' code ran as you")
+    for name in ("grades.csv", "report.html", "feedback"):
+        print(f"{name + ':':13}{out / name}")
     return 0
+
+
+class Writer:
+    """Writes what belongs to one learner: gradebook, notebooks, feedback."""
+
+    def __init__(self, out: Path, course: Course, record):
+        self.out, self.course, self.record = out, course, record
+
+    def _path(self, step: str, student_id: str) -> Path:
+        name = self.course.chapter.name
+        return self.out / step / student_id / name / f"{name}.ipynb"
+
+    def write(self, one: Handed, prepared: Prepared | None, result: Result) -> None:
+        from grading.record import notebooks
+        from grading.report.feedback import write_feedback
+
+        if prepared is not None and result.status == GRADED:
+            notebook = notebooks.submitted(self.course, prepared.plan)
+            notebooks.write(self._path("submitted", result.student_id), notebook)
+            graded = notebooks.autograded(self.course, notebook, result)
+            notebooks.write(self._path("autograded", result.student_id), graded)
+        else:
+            for step in ("submitted", "autograded"):
+                self._path(step, result.student_id).unlink(missing_ok=True)
+        self.record.write(result)
+        write_feedback(self.out / "feedback", result, self.course.chapter)
+
+    def restore(self, result: Result) -> None:
+        """Makes sure that a result from an earlier run is in the gradebook and has its feedback."""
+        from grading.report.feedback import write_feedback
+
+        if not self.record.holds(result):
+            self.record.write(result)
+        if not (self.out / "feedback" / f"{result.student_id}.html").exists():
+            write_feedback(self.out / "feedback", result, self.course.chapter)
+
+
+def summarise(results: list[Result], course: Course, out: Path, sandbox: str, seed: int) -> None:
+    """Writes grades.csv and report.html, prints the table."""
+    from grading.report.class_report import class_report
+    from grading.report.grades import table, write_csv
+
+    mechanisms = course.chapter.mechanisms
+    write_csv(out / "grades.csv", results, mechanisms)
+    page = class_report(results, course.chapter, sandbox=sandbox, seed=seed)
+    (out / "report.html").write_text(page, "utf-8")
+    print(table([replace(result, file="") for result in results], mechanisms))

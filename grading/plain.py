@@ -29,6 +29,8 @@ def autograde(ch: Chapter, submissions: Mapping[str, Path], out: Path, seed: int
     config.CourseDirectory.submitted_directory = str(out / "submitted")
     config.CourseDirectory.autograded_directory = str(out / "autograded")
     config.Exchange.root = str(out / "exchange")
+    for name in ("sanitize_preprocessors", "autograde_preprocessors"):
+        del config.Autograde[name]  # nbgrader's defaults, in place of ours
     api = NbGraderAPI(config=config, log_level="ERROR")
     os.environ[VARIABLE] = str(seed)
     scores: dict[str, dict[str, float] | str] = {}

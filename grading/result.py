@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from grading.chapter import Chapter
+
 GRADED, UNREADABLE, MISSING = "graded", "unreadable", "missing"
 
 
@@ -76,3 +78,16 @@ class Result:
         errors = tuple((name, text) for name, text in data["cell_errors"])
         plain = {name: tuple(data[name]) for name in ("flags", "misconceptions")}
         return Result(**data | plain | {"checks": checks, "cell_errors": errors})
+
+
+def checks_of(ch: Chapter, verdicts: list[dict]) -> tuple[CheckResult, ...]:
+    """The judge's verdicts (grading.judge.run.Verdict as dicts) with what each cell is worth."""
+    cells, checks = {cell.grade_id: cell for cell in ch.tests}, []
+    for verdict in verdicts:
+        cell = cells[verdict["grade_id"]]
+        kept = {name: value for name, value in verdict.items() if name != "passed"}
+        score = cell.points if verdict["passed"] else 0.0
+        checks.append(
+            CheckResult(mechanism=cell.mechanism, hidden=cell.hidden, points=cell.points, score=score, **kept)
+        )
+    return tuple(checks)

@@ -22,7 +22,8 @@ NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWCGROUP = (
     0x02000000,
 )
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 
 LEARNER = 1000  # uid and gid inside the box
 
@@ -43,12 +44,21 @@ def mount_tmpfs(target: str, options: str, flags: int = MS_NOSUID | MS_NODEV) ->
     _call("mount", b"tmpfs", os.fsencode(target), b"tmpfs", ctypes.c_ulong(flags), options.encode())
 
 
+def bind(source: str, target: str) -> None:
+    _call("mount", os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
+
+
 def prctl(option: int, argument: int = 0) -> None:
     _call("prctl", option, ctypes.c_ulong(argument), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
 
 
 def die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, 9)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ended become this process's children."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def become_nobody(uid: int) -> None:
@@ -74,21 +84,28 @@ def own_user_and_processes() -> None:
 
 
 COVERED = ("/tmp", "/dev/shm", "/home")
+EMPTIED = ("/proc", "/dev/pts")  # terminals would be common to all boxes
 
 
 def own_files_and_network(disk_bytes: int, kept: dict[str, str]) -> None:
-    """Own mounts, network (without an interface that is up), IPC; fresh /tmp, /dev/shm and home; an empty /proc.
+    """Own mounts, network (no interface is up), IPC; fresh /tmp, /dev/shm and home; empty /proc and /dev/pts.
 
     kept: {path: where else it is mounted} of Python's folders below one of these, made visible again.
     """
     unshare(NEWNS | NEWNET | NEWIPC | NEWUTS | NEWCGROUP)
     _call("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
-    for target in COVERED:
-        mount_tmpfs(target, f"size={disk_bytes},nr_inodes=4096,mode=1777")
+    # one file system for all that can be written to, so that its size is the box's
+    mount_tmpfs("/tmp", f"size={disk_bytes},nr_inodes=4096,mode=0755")
+    for target in reversed(COVERED):  # /tmp last: it then hides where the others lie
+        part = f"/tmp/{os.path.basename(target)}"
+        os.mkdir(part)
+        os.chmod(part, 0o1777)
+        bind(part, target)
     for path, elsewhere in kept.items():
         os.makedirs(path)
-        _call("mount", os.fsencode(elsewhere), os.fsencode(path), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
-    mount_tmpfs("/proc", "size=4k,nr_inodes=8,mode=0555", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        bind(elsewhere, path)
+    for target in EMPTIED:
+        mount_tmpfs(target, "size=4k,nr_inodes=8,mode=0555", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
     os.makedirs("/home/learner", mode=0o755)
     os.chdir("/home/learner")
 
@@ -138,11 +155,20 @@ def drop_capabilities() -> None:
 
 # --- system calls ----------------------------------------------------------------------------------------------------
 
-# Number on x86_64, number on aarch64 (None: not there). What an answer never needs and a kernel bug may hide in.
+# Number on x86_64, number on aarch64 (None: not there). What an answer never needs and a kernel bug may hide in, or
+# what takes memory that no count of a process's pages shows (memfd and System V: it stays when nobody maps it).
 DENIED = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "fanotify_init": (300, 262),
     "mount": (165, 40),
     "umount2": (166, 39),
     "pivot_root": (155, 41),
@@ -184,27 +210,32 @@ DENIED = {
     "iopl": (172, None),
     "ioperm": (173, None),
 }
-ARCHITECTURES = {  # column in DENIED, AUDIT_ARCH, numbers of clone and socket
-    "x86_64": (0, 0xC000003E, 56, 41),
-    "aarch64": (1, 0xC00000B7, 220, 198),
+ARCHITECTURES = {  # column in DENIED, AUDIT_ARCH, numbers of clone, socket, socketpair, mmap
+    "x86_64": (0, 0xC000003E, 56, 41, 53, 9),
+    "aarch64": (1, 0xC00000B7, 220, 198, 199, 222),
 }
 CLONE3 = 435
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 ALL_NAMESPACES = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | NEWCGROUP
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF opcodes
-NUMBER, ARCH, ARGUMENT0 = 0, 4, 16  # offsets in struct seccomp_data (little endian)
+LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06  # BPF opcodes
+NUMBER, ARCH, ARGUMENT0, ARGUMENT3 = 0, 4, 16, 40  # offsets in struct seccomp_data (little endian)
+MAP_SHARED, MAP_ANONYMOUS = 0x01, 0x20
 
 
 def filter_program(machine: str) -> bytes:
     """The BPF program for one architecture. Raises KeyError for one it has no numbers for."""
-    column, arch, clone, socket = ARCHITECTURES[machine]
+    column, arch, clone, socket, socketpair, mmap = ARCHITECTURES[machine]
     steps: list[tuple[int, int, int, int]] = []
 
     def refuse_if(test: int, value: int, errno: int) -> None:
         steps.extend([(test, 0, 1, value), (RETURN, 0, 0, ERRNO | errno)])
 
+    def only_for(number: int, body: list[tuple[int, int, int, int]]) -> None:
+        steps.extend([(EQUAL, 0, len(body), number), *body])
+
+    refused, allowed = (RETURN, 0, 0, ERRNO | EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)
     steps += [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, arch), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     if machine == "x86_64":
         refuse_if(AT_LEAST, 0x40000000, ENOSYS)  # the x32 numbers
@@ -212,11 +243,15 @@ def filter_program(machine: str) -> bytes:
         if numbers[column] is not None:
             refuse_if(EQUAL, numbers[column], EPERM)
     refuse_if(EQUAL, CLONE3, ENOSYS)  # its flags lie in memory, out of a filter's sight; glibc then uses clone
-    steps += [(EQUAL, 0, 4, clone), (LOAD, 0, 0, ARGUMENT0)]
-    refuse_if(ANY_BIT, ALL_NAMESPACES, EPERM)
-    steps += [(RETURN, 0, 0, ALLOW), (EQUAL, 0, 5, socket), (LOAD, 0, 0, ARGUMENT0)]
-    steps += [(EQUAL, 3, 0, AF_UNIX), (EQUAL, 2, 0, AF_INET), (EQUAL, 1, 0, AF_INET6)]
-    steps += [(RETURN, 0, 0, ERRNO | EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)]
+    refuse_flags = (RETURN, 0, 0, ERRNO | EPERM)
+    only_for(clone, [(LOAD, 0, 0, ARGUMENT0), (ANY_BIT, 0, 1, ALL_NAMESPACES), refuse_flags, allowed])
+    families = [(EQUAL, 2, 0, AF_INET), (EQUAL, 1, 0, AF_INET6)]
+    only_for(socket, [(LOAD, 0, 0, ARGUMENT0), (EQUAL, 3, 0, AF_UNIX), *families, refused, allowed])
+    only_for(socketpair, [(LOAD, 0, 0, ARGUMENT0), (EQUAL, 1, 0, AF_UNIX), refused, allowed])
+    # shared memory without a file stays when it is unmapped, so it would escape the warden's count; /dev/shm does not
+    both = MAP_SHARED | MAP_ANONYMOUS
+    only_for(mmap, [(LOAD, 0, 0, ARGUMENT3), (AND, 0, 0, both), (EQUAL, 0, 1, both), refuse_flags, allowed])
+    steps.append(allowed)
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 

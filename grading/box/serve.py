@@ -44,6 +44,7 @@ class Worker:
         self.sock = sock
         self.shell = shell
         self.pid = os.getpid()
+        self.buffer = bytearray()
         self.output = shells.redirect()
         self.table = Table(first_id=2)
         self.handles: dict[int, object] = {}
@@ -146,13 +147,14 @@ class Worker:
         return Decoder(self.table, self._special, arrays=True).decode(answer["answer"])
 
     def _receive(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            part = self.sock.recv(min(1 << 20, size - len(data)))
+        while len(self.buffer) < size:
+            part = self.sock.recv(1 << 16)
             if not part:
                 os._exit(0)  # the judge is gone
-            data += part
-        return bytes(data)
+            self.buffer += part
+        data = bytes(self.buffer[:size])
+        del self.buffer[:size]
+        return data
 
     def serve(self, until_answer: bool = False) -> dict:
         """Answers requests for ever, or until the judge answers a callback."""

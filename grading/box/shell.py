@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from . import shims
@@ -74,9 +75,23 @@ def make_shell() -> InteractiveShell:
     shell = InteractiveShell.instance(config=config)
     shell.showtraceback = lambda *arguments, **named: None
     shell.showsyntaxerror = lambda *arguments, **named: None
+    shell.enable_gui = lambda *arguments, **named: None  # a kernel's business; %matplotlib asks for it
+    shell.run_line_magic = forgiving(shell.run_line_magic)
     shell.system = run_command
     shell.getoutput = lambda command, *arguments, **named: run_command(command) or []
     return shell
+
+
+def forgiving(run_line_magic):
+    """Line magics of another platform, or for a display that is not there, are skipped: the cell goes on."""
+
+    def run(name, line, *arguments, **named):
+        try:
+            return run_line_magic(name, line, *arguments, **named)
+        except (UsageError, NotImplementedError, ImportError):
+            shims.flags.add("magic_skipped")
+
+    return run
 
 
 def run_command(command: str, **named) -> None:

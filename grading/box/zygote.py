@@ -15,7 +15,6 @@ import select
 import signal
 import socket
 import sys
-import time
 
 from . import isolate
 from .serve import work
@@ -70,51 +69,92 @@ def family(root: int) -> list[tuple[int, int]]:
     return [(pid, memory[pid]) for pid in found if pid in memory]
 
 
+def own_memory(pid: int, otherwise: int) -> int:
+    """Bytes of memory that a process has to itself: a page that it shares with n - 1 others counts for one nth."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            sizes = {line.partition(b":")[0]: line.split()[1] for line in file.read().splitlines()[1:]}
+        return sum(int(sizes[name]) for name in (b"Pss_Anon", b"Pss_Shmem", b"SwapPss")) * 1024
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it ended meanwhile
+    except (OSError, KeyError):
+        return otherwise  # it does not let itself be read
+
+
+def too_much(init: int, limits: dict) -> str:
+    """What a box uses too much of: "processes", "memory" or ""."""
+    processes = family(init)
+    # RLIMIT_NPROC bounds what fork gives, and this ends a box that lives at the bound
+    if len(processes) >= limits["processes"] - 2:
+        return "processes"
+    # a fork shares most of its pages with the zygote: looked at closely, which is slow, only where it may matter
+    room = limits["memory_bytes"] + isolate.zygote_private()
+    if sum(size for _, size in processes) <= room:
+        return ""
+    return "memory" if sum(own_memory(*process) for process in processes) > room else ""
+
+
+def end_all(init: int) -> None:
+    """Kills a box. Its first process takes all others along where it is one of a process namespace."""
+    for pid, _ in family(init):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def end_orphans() -> None:
+    """Without namespaces, what a worker left running is this process's to end."""
+    while left := [pid for pid, _ in family(os.getpid()) if pid != os.getpid()]:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
 def watch(init: int, life: socket.socket, limits: dict) -> dict:
     """Waits until the box ends or must end; returns what to tell the judge."""
     poll = select.poll()
     poll.register(life, select.POLLIN | select.POLLHUP)
+    poll.register(os.pidfd_open(init), select.POLLIN)
     reason, pause = "", 0.02
     while True:
         pid, status = os.waitpid(init, os.WNOHANG)
         if pid:
             return {"ended": os.waitstatus_to_exitcode(status), "reason": reason}
         if not reason:
-            processes = family(init)
-            # RLIMIT_NPROC bounds what fork gives, and this ends a box that lives at the bound
-            if len(processes) >= limits["processes"] - 2:
-                reason = "processes"
-            elif sum(max(0, size - isolate.zygote_private()) for _, size in processes) > limits["memory_bytes"]:
-                reason = "memory"  # what a fork shares with the zygote is not its own
+            reason = too_much(init, limits)
+            if not reason and life.fileno() in dict(poll.poll(pause * 1000)):
+                reason = "hung up"
             if reason:
-                os.kill(init, signal.SIGKILL)
-        if poll.poll(pause * 1000) and not reason:
-            reason = "hung up"
-            os.kill(init, signal.SIGKILL)
-        elif reason:
-            time.sleep(0.001)
+                poll.unregister(life)
+                end_all(init)
+        else:
+            poll.poll(pause * 1000)
         pause = min(0.1, pause * 1.5)
 
 
 def init_process(control: socket.socket, told: int, shell, limits: dict, kept: dict[str, str] | None) -> None:
     """The box's first process: closes the box around itself, starts the worker, reports the worker's end by its own."""
     isolate.die_with_parent()
+    os.setsid()  # or kill(0, …) would reach whoever shares the process group, neighbours included
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one signal that Python gives a handler: a box can send it
     os.nice(5)  # the warden must get its turn, whatever the box does
     if kept is not None:
         isolate.own_files_and_network(limits["disk_bytes"], kept)
         isolate.drop_capabilities()
         isolate.filter_system_calls()
-    else:
-        os.setsid()
     isolate.limit(limits["memory_bytes"], limits["processes"], limits["file_bytes"], limits["cpu_seconds"])
     worker = os.fork()
     if worker == 0:
         try:
             os.close(told)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             work(control, shell)
         finally:
             os._exit(1)
     control.close()
+    os.close(told)  # the box is made: nothing from here on may say that it was not
     while True:
         pid, status = os.wait()  # orphans of the box end up here too
         if pid == worker:
@@ -126,10 +166,13 @@ def warden(control: socket.socket, life: socket.socket, shell, limits: dict, kep
     """Makes the box, watches it, tells the judge how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     quiet_files({control.fileno(), life.fileno()})
+    os.sched_setaffinity(0, limits["cores"])  # the judge's own
     ready, told = os.pipe()
     try:
         if kept is not None:
             isolate.own_user_and_processes()
+        else:
+            isolate.adopt_orphans()
         init = os.fork()
         if init == 0:
             try:
@@ -137,12 +180,15 @@ def warden(control: socket.socket, life: socket.socket, shell, limits: dict, kep
                 os.close(ready)
                 init_process(control, told, shell, limits, kept)
             except BaseException as error:
-                os.write(told, f"{type(error).__name__}: {error}".encode())
+                with contextlib.suppress(OSError):
+                    os.write(told, f"{type(error).__name__}: {error}".encode())
             finally:
                 os._exit(70)
         control.close()
         os.close(told)
         outcome = watch(init, life, limits)
+        if kept is None:
+            end_orphans()
         failure = os.read(ready, 1000).decode("utf-8", "replace") if outcome["ended"] == 70 else ""
         if failure:
             outcome["failed"] = failure

@@ -15,10 +15,10 @@ class Limits:
     never cost another's points.
     """
 
-    check_seconds: float = 10.0
+    check_seconds: float = 5.0
     cell_seconds: float = 20.0
-    total_seconds: float = 240.0
-    cpu_seconds: int = 240
+    total_seconds: float = 180.0
+    cpu_seconds: int = 180
     memory_bytes: int = 1536 * MIB
     disk_bytes: int = 64 * MIB
     file_bytes: int = 48 * MIB

@@ -36,10 +36,14 @@ def shown(value: object) -> str:
 
 
 class Link:
-    """One worker as seen by one check: identities, handles, stand-ins. Nothing of it outlives the check."""
+    """One worker as seen by one check: identities, handles, stand-ins. Nothing of it outlives the check.
 
-    def __init__(self, worker: Worker):
+    methods: names that the chapter's own classes define as methods; they are forwarded as calls unasked.
+    """
+
+    def __init__(self, worker: Worker, methods: frozenset[str] = frozenset()):
         self.worker = worker
+        self.methods = methods
         self.table = Table(first_id=1)
         self.stand_ins: dict[int, tuple[int, object]] = {}  # number: (handle of its instance, function)
         self.objects: dict[int, RemoteObject] = {}
@@ -109,6 +113,8 @@ class Link:
             self._active.pop()
 
     def get(self, target: list, attr: str, shown_name: str):
+        if attr in self.methods:
+            return RemoteMethod(self, target, attr, shown_name)
         reply = self.worker.request({"op": "get", "target": target, "attr": attr})
         if reply.get("method") is True:
             return RemoteMethod(self, target, attr, shown_name)

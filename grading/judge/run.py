@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, chapter: Chapter):
         self.chapter = chapter
-        self.names = defined_names(chapter)
+        self.names, self.methods = defined_names(chapter), method_names(chapter)
         self.tests = {cell.grade_id: cell for cell in chapter.tests}
         self._code = {cell.grade_id: compile(cell.source, f"<{cell.grade_id}>", "exec") for cell in chapter.tests}
         self._start: dict[str, object] = {}
@@ -60,7 +60,7 @@ class Bench:
 
     def run(self, cell: Cell, worker: Worker) -> tuple[BaseException | None, str]:
         """Runs a test cell against a worker; returns (None, "") or what it raised and the last call it made."""
-        link = Link(worker)
+        link = Link(worker, self.methods)
         namespace = self._start | {name: RemoteName(link, name) for name in self.names}
         namespace["__name__"] = "__main__"
         try:
@@ -76,6 +76,13 @@ def defined_names(chapter: Chapter) -> list[str]:
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     trees = [ast.parse(cell.source) for cell in chapter.of("solution")]
     return [node.name for tree in trees for node in tree.body if isinstance(node, kinds)]
+
+
+def method_names(chapter: Chapter) -> frozenset[str]:
+    """The methods of the classes that the solution cells define."""
+    trees = [ast.parse(cell.source) for cell in chapter.of("solution")]
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    return frozenset(node.name for kind in classes for node in kind.body if isinstance(node, ast.FunctionDef))
 
 
 class Session:

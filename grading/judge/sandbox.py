@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from grading.box.isolate import COVERED
@@ -65,7 +66,7 @@ def bind(source: str, target: str) -> list[str]:
 
 def system_arguments() -> list[str]:
     """Mounts of the read-only system."""
-    arguments = ["--ro-bind", "/usr", "/usr"]
+    arguments = ["--ro-bind", "/usr", "/usr", "--perms", "0755", "--dir", "/etc"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/", name)
         if path.is_symlink():
@@ -126,6 +127,7 @@ def bwrap_command(bwrap: str, channel: int, files: dict[str, int], as_root: bool
     else:
         command += ["--unshare-user", "--uid", "1000", "--gid", "1000"]
     command += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp", "--dir", "/home"]
+    command += ["--dev-bind", "/dev/null", "/dev/zero"]  # mapped as shared, it gives memory that nobody counts
     command += system_arguments()
     kept = kept_folders()
     for folder, elsewhere in kept.items():
@@ -140,61 +142,68 @@ def bwrap_command(bwrap: str, channel: int, files: dict[str, int], as_root: bool
 
 
 class Sandbox:
-    """A running zygote. kind: "bwrap" or "none". Boxes may be asked for from any process forked after the start."""
+    """The zygote, started at once; `wait` blocks until it makes boxes. kind: "bwrap" or "none".
+
+    Boxes may be asked for from any process that is forked after `wait`.
+    """
 
     def __init__(self, kind: str = "bwrap"):
         self.kind = kind
-        self._process, self._channel = self._start()
+        self._failures: list[str] = []
+        self._ways = list(self._all_ways())
+        self._launch()
 
-    def _start(self):
+    def _all_ways(self):
+        """(what it is, command builder) for every way to start a zygote here, best first. Raises SandboxError."""
         if self.kind == "none":
-            return self._launch(lambda channel, files: zygote_code(str(BOX_FOLDER.parent), channel, None, 0))
+            yield "no sandbox", lambda channel, files: zygote_code(str(BOX_FOLDER.parent), channel, None, 0)
+            return
         if sys.platform != "linux":
             raise SandboxError(HELP)
-        found = bubblewraps()
-        failures = [] if found else ["bwrap was not found"]
-        for bwrap in found:
-            for as_root in ([True, False] if os.geteuid() == 0 else [False]):
-                try:
-                    return self._launch(lambda channel, files: bwrap_command(bwrap, channel, files, as_root))  # noqa: B023
-                except SandboxError as error:
-                    failures.append(f"{bwrap}: {error}")
-        raise SandboxError("\n".join([HELP, "What was tried:", *(f"  {failure}" for failure in failures)]))
+        for bwrap in bubblewraps():
+            for as_root in [True, False] if os.geteuid() == 0 else [False]:
+                yield bwrap, partial(bwrap_command, bwrap, as_root=as_root)
 
-    def _launch(self, command):
-        """Starts a zygote and has it make one box; returns it only if both work. Raises SandboxError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _launch(self) -> None:
+        if not self._ways:
+            tried = self._failures or ["bwrap was not found"]
+            raise SandboxError("\n".join([HELP, "What was tried:", *(f"  {failure}" for failure in tried)]))
+        self._way, command = self._ways[0]
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         files = {"/etc/passwd": memory_file(PASSWD), "/etc/group": memory_file(GROUP)}
-        with tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(
-                command(theirs.fileno(), files),
-                pass_fds=[theirs.fileno(), *files.values()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=os.environ | ENVIRONMENT if self.kind == "none" else {},
-                start_new_session=True,
-            )
-            theirs.close()
-            for number in files.values():
-                os.close(number)
-            ours.settimeout(START_SECONDS)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process that writes to it)
+        self._process = subprocess.Popen(
+            command(theirs.fileno(), files),
+            pass_fds=[theirs.fileno(), *files.values()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            env=os.environ | ENVIRONMENT if self.kind == "none" else {},
+            start_new_session=True,
+        )
+        theirs.close()
+        for number in files.values():
+            os.close(number)
+
+    def wait(self) -> Sandbox:
+        """Blocks until a zygote has made one box; tries every way there is. Raises SandboxError."""
+        while True:
+            self._channel.settimeout(START_SECONDS)
             try:
-                ready = ours.recv(16)
+                failure = "" if self._channel.recv(16) == b"ready" else "it ended"
             except OSError as error:
-                ready, failure = b"", str(error)
-            else:
-                errors.seek(0)
-                failure = errors.read(4000).decode("utf-8", "replace").strip() if ready != b"ready" else ""
-        ours.settimeout(None)
-        if ready == b"ready":
-            failure = probe(ours)
-        if failure or ready != b"ready":
-            process.kill()
-            process.wait()
-            ours.close()
-            raise SandboxError(failure[-2000:] or "it ended without a word")
-        return process, ours
+                failure = str(error)
+            self._channel.settimeout(None)
+            failure = failure or probe(self._channel)
+            if not failure:
+                return self
+            self._process.wait(5) if failure == "it ended" else None
+            self._errors.seek(0)
+            said = self._errors.read(4000).decode("utf-8", "replace").strip().split("\n")[-1]
+            self._failures.append(f"{self._way}: {said or failure}")
+            self.close()
+            self._ways.pop(0)
+            self._launch()
 
     def box(self, limits: Limits) -> tuple[socket.socket, socket.socket]:
         """A new box: the control socket and the life socket (docs in grading.box.zygote). Raises OSError."""
@@ -204,12 +213,15 @@ class Sandbox:
         return self._process.poll() is None
 
     def restart(self) -> None:
+        """Starts another zygote, the way that worked before."""
         self.close()
-        self._process, self._channel = self._start()
+        self._launch()
+        self.wait()
 
     def close(self) -> None:
         """Ends the zygote and with it every box."""
         self._channel.close()
+        self._errors.close()
         self._process.kill()
         self._process.wait()
 
@@ -217,7 +229,7 @@ class Sandbox:
 def ask_for_box(channel: socket.socket, limits: Limits) -> tuple[socket.socket, socket.socket]:
     control, control_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     life, life_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    request = json.dumps(limits.for_box()).encode()
+    request = json.dumps(limits.for_box() | {"cores": sorted(os.sched_getaffinity(0))}).encode()
     socket.send_fds(channel, [request], [control_end.fileno(), life_end.fileno()])
     control_end.close()
     life_end.close()

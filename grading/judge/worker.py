@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import time
 
 from grading.box.wire import Malformed, receive_frame, send_frame
 
-FLAGS = {"platform_call", "input", "install_skipped", "cuda_as_cpu", "output_dropped"}
+FLAGS = {"platform_call", "input", "install_skipped", "cuda_as_cpu", "magic_skipped", "output_dropped"}
 MAX_CALLBACKS = 20_000  # in one request
 MAX_NESTING = 16
 
@@ -30,6 +31,7 @@ class Worker:
     def __init__(self, control: socket.socket, life: socket.socket):
         self._control = control
         self._life = life
+        self._buffer = bytearray()
         self._deadline = 0.0
         self._nesting = 0
         self.fault: WorkerFault | None = None
@@ -41,36 +43,57 @@ class Worker:
         self.kill()
         return self.fault
 
+    def _patience(self) -> None:
+        """Has the kernel end a read or a write at the deadline: one call a request, none a read."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise self._lost("timeout", "time is up")
+        interval = struct.pack("ll", int(left), int(left % 1 * 1e6) or 1)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._control.setsockopt(socket.SOL_SOCKET, option, interval)
+
     def _receive(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                raise self._lost("timeout", "time is up")
-            self._control.settimeout(left)
+        buffer = self._buffer
+        while len(buffer) < size:
             try:
-                part = self._control.recv(min(1 << 20, size - len(data)))
-            except TimeoutError:
+                part = self._control.recv(1 << 16)
+            except BlockingIOError:
                 raise self._lost("timeout", "time is up") from None
             except OSError as error:
                 raise self._lost("death", f"the worker died ({error})") from None
             if not part:
                 raise self._ended()
-            data += part
-        return bytes(data)
+            buffer += part
+            if time.monotonic() > self._deadline:  # one that sends a byte now and then
+                raise self._lost("timeout", "time is up")
+        data = bytes(buffer[:size])
+        del buffer[:size]
+        return data
 
     def _ended(self) -> WorkerFault:
         """The worker closed its socket: asks the warden how it ended."""
-        self._life.settimeout(5)
-        try:
-            outcome = json.loads(self._life.recv(4096) or b"{}")
-        except (OSError, ValueError):
-            outcome = {}
+        said = self._wardens_word(0.5)
+        if said is None:  # it hung up, but lives: the warden ends it when told that nobody waits any more
+            self._life.shutdown(socket.SHUT_WR)
+            said = self._wardens_word(5.0)
+        outcome = json.loads(said or b"{}")
+        if said == b"":  # no box can do that to its warden
+            return self._lost("sandbox", "the sandbox ended")
         if outcome.get("failed"):
             return self._lost("sandbox", f"the box could not be made: {outcome['failed']}")
         if outcome.get("reason") in ("memory", "processes"):
             return self._lost(outcome["reason"], f"the worker used too much: {outcome['reason']}")
         return self._lost("death", f"the worker's process ended (exit status {outcome.get('ended', 'unknown')})")
+
+    def _wardens_word(self, seconds: float) -> bytes | None:
+        """What the warden says of the box's end: None when it says nothing in time, b"" when it is no more."""
+        self._life.settimeout(seconds)
+        try:
+            return self._life.recv(4096)
+        except TimeoutError:
+            return None
+        except OSError:
+            return b""
 
     def allow(self, seconds: float) -> None:
         """Sets the deadline of all requests from now on."""
@@ -87,6 +110,7 @@ class Worker:
             raise self._lost("protocol", "callbacks nested too deep")
         self._nesting += 1
         try:
+            self._patience()
             self._send(message)
             for _ in range(MAX_CALLBACKS):
                 frame = self._frame()
@@ -100,10 +124,9 @@ class Worker:
             self._nesting -= 1
 
     def _send(self, message: dict) -> None:
-        self._control.settimeout(max(0.001, self._deadline - time.monotonic()))
         try:
             send_frame(self._control, message)
-        except TimeoutError:
+        except BlockingIOError:
             raise self._lost("timeout", "time is up") from None
         except OSError:
             raise self._ended() from None

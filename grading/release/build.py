@@ -83,7 +83,10 @@ def execute(notebook: nbformat.NotebookNode, *, allow_errors: bool = False, time
     """Runs a notebook in place in an empty folder, as a learner's runtime would. Raises nbclient's errors."""
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
-        client = NotebookClient(notebook, timeout=timeout, allow_errors=allow_errors, resources=resources)
+        config = Config(KernelManager={"transport": "ipc"})  # no TCP port that other users of the machine could reach
+        client = NotebookClient(
+            notebook, timeout=timeout, allow_errors=allow_errors, resources=resources, config=config
+        )
         client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # time stamps

@@ -1,0 +1,1 @@
+"""The record of a graded class: nbgrader's gradebook and folders. The only part that writes there."""

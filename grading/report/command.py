@@ -1,0 +1,23 @@
+"""`python -m grading report`: the class report once more, with the scores that now stand in the gradebook."""
+
+from __future__ import annotations
+
+import argparse
+
+from grading.command import only_chapter, summarise
+from grading.state import State
+from grading.unit import Course
+
+
+def run(arguments: argparse.Namespace) -> int:
+    out = arguments.out.resolve()
+    results = State(out).all()
+    if not results:
+        raise ValueError(
+            f"{out} holds no results; grade an inbox into it first: python -m grading grade INBOX --out DIR"
+        )
+    course = Course.load(only_chapter(arguments.chapter))
+    sandbox = "none" if any("no_sandbox" in result.flags for result in results) else "bwrap"
+    summarise(results, course, out, sandbox, results[0].seed)
+    print(f"\nreport: {out / 'report.html'}")
+    return 0

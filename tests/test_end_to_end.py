@@ -1,0 +1,244 @@
+"""The sample class through the command line: every row as it should be, the record in nbgrader, runs that go on."""
+
+import csv
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grading import chapter
+from grading.bench import scores
+from grading.chapter import ROOT
+
+sys.path.insert(0, str(ROOT / "samples"))
+import make_class  # noqa: E402
+
+RELEASE = ROOT / "release" / "35_multi_token_decoding" / "35_multi_token_decoding.ipynb"
+MECHANISMS = ("propose", "accept", "verify", "decode")
+
+
+def grade(inbox, out, *options, check=True, **named):
+    command = [sys.executable, "-m", "grading", "grade", str(inbox), "--out", str(out), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **named)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def rows(out):
+    with (out / "grades.csv").open(encoding="utf-8-sig", newline="") as file:
+        listed = list(csv.DictReader(file))
+    assert len({row["student_id"] for row in listed}) == len(listed), "a row is doubled"
+    return {row["student_id"]: row for row in listed}
+
+
+@pytest.fixture(scope="module")
+def ch():
+    return chapter.load(chapter.find()[0])
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """The sample class, graded once with two workers; (folder, what was printed)."""
+    folder = tmp_path_factory.mktemp("class")
+    make_class.make(RELEASE, folder / "inbox")
+    done = grade(folder / "inbox", folder / "out", "--roster", str(ROOT / "samples" / "roster.csv"), "--workers", "2")
+    return folder, done.stdout
+
+
+def test_every_sample_gets_what_it_should(graded, ch):
+    folder, printed = graded
+    found = rows(folder / "out")
+    expected = make_class.expected(with_roster=True)
+    assert found.keys() == expected.keys()
+    for student, want in expected.items():
+        row = found[student]
+        assert row["status"] == want["status"], row
+        assert student in printed
+        for mechanism in MECHANISMS:
+            points, value = ch.points(mechanism), row[mechanism]
+            got = {"": "", f"{points:g}": "full", "0": "zero"}.get(value, "lost")
+            assert got == want[mechanism], (student, mechanism, row)
+        if want["status"] == "graded":
+            assert float(row["score"]) == sum(float(row[mechanism]) for mechanism in MECHANISMS)
+            assert row["max_score"] == "100" and row["seed"].isdecimal() and row["file"]
+        elif want["status"] == "unreadable":
+            assert row["score"] == "" and row["flags"], "the reason must be given"
+
+
+def test_columns_and_quoting_are_those_of_the_interface(graded):
+    folder, _ = graded
+    text = (folder / "out" / "grades.csv").read_bytes()
+    assert text.startswith(b"\xef\xbb\xbf")
+    head = text.decode("utf-8-sig").split("\r\n")[0]
+    names = ["student_id", "status", "score", "max_score", *MECHANISMS, "flags", "file", "seconds", "seed"]
+    assert head == ",".join(f'"{name}"' for name in names)
+
+
+def test_everything_about_every_learner_is_written(graded, ch):
+    folder, _ = graded
+    out = folder / "out"
+    logged = [json.loads(line) for line in (out / "log.jsonl").read_text("utf-8").split("\n") if line]
+    assert {line["student_id"] for line in logged} == rows(out).keys() and len(logged) == len(rows(out))
+    for student, row in rows(out).items():
+        assert (out / "feedback" / f"{student}.html").exists()
+        record = out / "autograded" / student / ch.name / f"{ch.name}.ipynb"
+        assert record.exists() == (row["status"] == "graded")
+    assert "<html" in (out / "report.html").read_text("utf-8")
+
+
+def test_hidden_checks_never_reach_the_feedback(graded, ch):
+    folder, _ = graded
+    hidden = set()
+    for cell in ch.tests:
+        for region in chapter.regions(cell.source, chapter.BEGIN_HIDDEN, chapter.END_HIDDEN):
+            hidden |= {line.strip() for line in region.lines if len(line.strip()) > 25}
+    assert hidden
+    for page in (folder / "out" / "feedback").iterdir():
+        text = page.read_text("utf-8")
+        assert "首次拒绝在 " not in text and "GRADING_SEED" not in text
+        assert not [line for line in hidden if line in text]
+
+
+def test_the_gradebook_holds_the_same_scores(graded):
+    folder, _ = graded
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{folder / 'out' / 'gradebook.db'}") as gradebook:
+        held = {s.student_id: (s.score, s.max_score) for s in gradebook.assignment_submissions(chapter.find()[0].stem)}
+    graded_rows = {student: row for student, row in rows(folder / "out").items() if row["status"] == "graded"}
+    assert held == {student: (float(row["score"]), 100.0) for student, row in graded_rows.items()}
+
+
+def test_a_second_run_grades_nothing_and_says_so(graded):
+    folder, _ = graded
+    before = rows(folder / "out")
+    done = grade(folder / "inbox", folder / "out", "--roster", str(ROOT / "samples" / "roster.csv"))
+    assert " 0 graded now" in done.stdout and "moved" not in done.stdout
+    assert rows(folder / "out") == before
+
+
+# --- smaller classes -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path):
+    """An inbox of three samples."""
+    make_class.make(RELEASE, tmp_path / "all")
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    for name in ("01_complete", "03_two_of_three", "12_not_a_notebook"):
+        (tmp_path / "all" / name).rename(inbox / name)
+    return tmp_path
+
+
+def test_only_what_changed_is_graded_again_and_manual_scores_stay(small):
+    grade(small / "inbox", small / "out")
+    out, student = small / "out", "03_two_of_three"
+    first = rows(out)
+    with sqlite3.connect(out / "gradebook.db") as database:
+        database.execute("update grade set manual_score = 3, needs_manual_grade = 0 where auto_score = 0")
+    (better,) = (small / "inbox" / "01_complete").glob("*.ipynb")
+    (small / "inbox" / student / better.name).write_bytes(better.read_bytes())
+    done = grade(small / "inbox", out)
+    assert " 1 graded now, 2 unchanged" in done.stdout
+    assert f"moved: {student}: {first[student]['score']} -> 100" in done.stdout
+    with sqlite3.connect(out / "gradebook.db") as database:
+        manual = database.execute("select count(*) from grade where manual_score = 3").fetchone()[0]
+    assert manual > 0, "manual scores must survive regrading"
+    assert " 3 graded now" in grade(small / "inbox", out, "--force").stdout
+    assert " 3 graded now" in grade(small / "inbox", out, "--seed", "5").stdout, "another seed is another test"
+
+
+def test_the_seed_is_made_once_and_kept(small):
+    grade(small / "inbox", small / "out")
+    seeds = {row["seed"] for row in rows(small / "out").values()}
+    assert seeds == {(small / "out" / ".grading_seed").read_text().strip()}
+
+
+def test_a_killed_run_goes_on_where_it_stopped(small):
+    for number in range(12):
+        (small / "inbox" / f"copy{number:02}").mkdir()
+        (source,) = (small / "inbox" / "01_complete").glob("*.ipynb")
+        (small / "inbox" / f"copy{number:02}" / source.name).write_bytes(source.read_bytes())
+    command = [sys.executable, "-m", "grading", "grade", str(small / "inbox"), "--out", str(small / "out")]
+    for blow in (signal.SIGKILL, signal.SIGINT):
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        log, seen = small / "out" / "log.jsonl", 0
+        start = log.read_text("utf-8").count("\n") if log.exists() else 0
+        while seen < start + 2 and process.poll() is None:
+            time.sleep(0.02)
+            seen = log.read_text("utf-8").count("\n") if log.exists() else 0
+        os.killpg(process.pid, blow)
+        process.wait(30)
+    done = grade(small / "inbox", small / "out")
+    found = rows(small / "out")
+    assert len(found) == 15 and " 15 graded now" not in done.stdout
+    assert all(row["score"] == "100" for student, row in found.items() if student.startswith("copy"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["nowhere"], "nowhere"),
+        (["inbox", "--roster", "no.csv"], "no.csv"),
+        (["inbox", "--workers", "0"], "positive"),
+        (["inbox", "--chapter", "99"], "--chapter"),
+    ],
+)
+def test_wrong_use_is_named_and_nothing_is_written(small, options, says):
+    arguments = [str(small / options[0]), *options[1:]]
+    command = [sys.executable, "-m", "grading", "grade", *arguments, "--out", str(small / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+    assert not (small / "out" / "grades.csv").exists()
+
+
+def test_help_answers_at_once():
+    started = time.process_time(), time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "grading", "--help"], cwd=ROOT, capture_output=True
+    )
+    assert done.returncode == 0 and started
+    heavy = [name for name in (b"torch", b"numpy", b"nbgrader", b"IPython", b"matplotlib") if name in done.stderr]
+    assert not heavy, "what makes a command slow must not be imported for --help"
+
+
+# --- nbgrader's own commands -----------------------------------------------------------------------------------------
+
+
+def test_nbgrader_autograde_gives_the_same_scores(small, ch):
+    """nbgrader's own command, on the submissions as recorded, in a course of its own with the same seed."""
+    grade(small / "inbox", small / "out", "--seed", "77")
+    out, again = small / "out", small / "again"
+    again.mkdir()
+    (again / ".grading_seed").write_text("77\n", "ascii")
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    common = [f"--db=sqlite:///{again}/gradebook.db", f"--CourseDirectory.submitted_directory={out / 'submitted'}"]
+    common += [f"--CourseDirectory.autograded_directory={again / 'autograded'}"]
+    common += [f"--CourseDirectory.release_directory={again / 'release'}"]
+    for step in ("generate_assignment", "autograde"):
+        done = subprocess.run(
+            [sys.executable, "-m", "nbgrader", step, ch.name, *common],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    recorded = [scores(folder / "gradebook.db") for folder in (out, again)]
+    assert recorded[0] == recorded[1] and len(recorded[0]) == 2 * len(ch.tests)
+    notebook = json.loads((again / "autograded" / "03_two_of_three" / ch.name / f"{ch.name}.ipynb").read_text("utf-8"))
+    outputs = {
+        cell["metadata"]["nbgrader"]["grade_id"]: cell["outputs"][0]["output_type"]
+        for cell in notebook["cells"]
+        if cell["metadata"].get("nbgrader", {}).get("grade")
+    }
+    assert set(outputs.values()) == {"stream", "error"} and len(outputs) == len(ch.tests)
