@@ -12,7 +12,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 OUT := graded-samples
 
-.PHONY: help env release grade linux test lint test-unit test-notebooks lab clean
+.PHONY: help env release grade linux test lint test-unit test-notebooks bench-grading lab clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo 'make lab      open JupyterLab here'
 	@echo 'make release  derive release/ and notebooks/ from source/, and check them'
 	@echo 'make env      make or update .venv (PYTHON=python3.12, TORCH_INDEX_URL=https://…/whl/cpu)'
+	@echo 'make bench-grading  time the grader against plain nbgrader (about 6 minutes)'
 	@echo 'make lint | test-unit | test-notebooks    the parts of make test'
 	@echo 'make clean    remove .venv, caches and graded samples'
 
@@ -58,6 +59,9 @@ test-unit: $(READY)
 test-notebooks: $(READY)
 	$(PY) -m pytest --nbval-lax source
 	$(PY) -m pytest --nbval notebooks
+
+bench-grading: linux $(READY)
+	$(PY) -m grading.bench
 
 lab: $(READY)
 	$(PY) -m jupyter lab

@@ -51,7 +51,8 @@ def grade_one(packed: dict, handed: dict, seed: int, sandbox: str) -> str:
     """The task: grades one submission in this process's sandbox. Returns JSON of the result and of what was judged."""
     course, judges = _course(packed, sandbox)
     files = tuple(File(**file) for file in handed["files"])
-    one = Handed(**handed | {"files": files, "flags": tuple(handed["flags"])})
+    lists = {name: tuple(handed[name]) for name in ("flags", "others")}
+    one = Handed(**handed | lists | {"files": files})
     prepared = prepare(course, one, seed)
     if isinstance(prepared, Result):
         return json.dumps({"result": prepared.to_json(), "prepared": None})

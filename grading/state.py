@@ -42,7 +42,7 @@ def fingerprint(course: Course, seed: int, sandbox: str, limits: str) -> str:
 def key(environment: str, handed: Handed) -> str:
     """Identifies a learner's submission as graded in an environment."""
     digest = hashlib.sha256(environment.encode())
-    digest.update(json.dumps([handed.missing, handed.flags]).encode())
+    digest.update(json.dumps([handed.missing, handed.flags, handed.others]).encode())
     for file in handed.files:
         digest.update(json.dumps([file.path, file.problem, len(file.data)]).encode())
         digest.update(file.data)

@@ -161,9 +161,10 @@ def test_methods_patched_in_own_cells():
 
 
 def test_class_that_extends_itself_is_run_after_the_answer():
-    more = "class Box(Box):\n    def keep(self, numbers):\n        return list(numbers)[: self.limit]"
-    rebuilt = built(put(notebook(answer({2: RIGHT[2]})), "box", own(more), after=True))
-    assert passed(rebuilt.plan) == ALL and rebuilt.completeness == 5
+    body = "    def keep(self, numbers):\n        return list(numbers)[: self.limit]"
+    for head in ("class Box(Box):\n", "Base = Box\n\n\nclass Box(Base):\n"):
+        rebuilt = built(put(notebook(answer({2: RIGHT[2]})), "box", own(head + body), after=True))
+        assert passed(rebuilt.plan) == ALL and rebuilt.completeness == 5
 
 
 def test_magics_do_not_hide_the_answer():
@@ -175,3 +176,19 @@ def test_timed_answer_keeps_its_magic_and_is_not_cut():
     timed = "%%time\n" + answer() + "\nprint(Box().keep([1]))"
     steps = {step.name: step.source for step in built(notebook(timed)).plan.steps}
     assert steps["answer"] == timed
+
+
+def test_stub_and_answer_in_one_cell():
+    rebuilt = built(notebook(STUB + "\n\n" + answer()))
+    assert passed(rebuilt.plan) == ALL and rebuilt.completeness == 5
+    assert built(notebook(answer() + "\n\n" + STUB)).completeness == 1
+
+
+def test_an_indented_cell_is_python_to_ipython():
+    indented = "\n".join("    " + line for line in answer().split("\n"))
+    assert built(notebook(indented)).completeness == 5
+
+
+@pytest.mark.parametrize("nothing", ["raise NotImplementedError", "...", "kept = None", "# later", "return None"])
+def test_what_counts_as_not_written(nothing):
+    assert built(notebook(answer({1: nothing, 2: RIGHT[2]}))).completeness == 3

@@ -56,3 +56,10 @@ def test_nothing_handed_in_names_what_was_there():
 def test_repairs_of_the_file_are_among_the_flags():
     got = chosen(File("a.ipynb", json.dumps(notebook(), ensure_ascii=False).replace("box", "盒子").encode("gb18030")))
     assert "encoding:gb18030" in got.flags
+
+
+def test_in_a_whole_course_the_chapter_is_found():
+    other = json.dumps({"cells": [{"cell_type": "code", "source": "import pandas"}]}).encode()
+    many = [File(f"{number:02}_other.ipynb", other + b" " * number) for number in range(60)]
+    got = chosen(*many, File("zz_07_boxes.ipynb", data()))
+    assert got.file.path == "zz_07_boxes.ipynb" and "notebooks_not_looked_at:41" in got.flags

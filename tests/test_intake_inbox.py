@@ -44,6 +44,10 @@ def test_a_folder_for_each_learner_at_any_depth(tmp_path):
         ("20230001.ipynb", "20230001"),
         ("张三.json", "张三"),
         ("alice_hw.zip", "alice"),
+        ("hw35_alice.ipynb", "hw35_alice"),
+        ("35_alice.ipynb", "35_alice"),
+        ("第35节_张三.ipynb", "第35节_张三"),
+        ("HW_35_alice_attempt_2026-05-01-10-20-30_my_hw.ipynb", "alice"),
     ],
 )
 def test_flat_files(tmp_path, name, student):
@@ -88,6 +92,13 @@ def test_canvas_needs_two_numbers_behind_a_name():
     assert naming.platform_owner("20230001_35_multi_token.ipynb") is None
     assert naming.platform_owner("张三_35_2_x.ipynb") is None
     assert naming.platform_owner("lastfirst_123_456_x.ipynb") == Owner("lastfirst_123", "lastfirst", "123", True)
+
+
+def test_a_beginning_that_all_names_share_is_no_learner(tmp_path):
+    tree = {f"MTP_{name}.ipynb": NB for name in ("li", "wang", "zhao")}
+    assert list(shape(made(tmp_path / "in", tree))) == ["MTP_li", "MTP_wang", "MTP_zhao"]
+    tree = {"s1_a.ipynb": NB, "s1_b.ipynb": NB, "s1_c.ipynb": NB, "s2_a.ipynb": NB}
+    assert list(shape(made(tmp_path / "other", tree))) == ["s1", "s2"]
 
 
 def test_a_platforms_other_files_make_a_row_too(tmp_path):

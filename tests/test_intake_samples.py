@@ -1,4 +1,4 @@
-"""The sample class from files to points: collected, read, rebuilt and run in this process, since its code is trusted."""
+"""The sample class from files to points: collected, read, rebuilt, and run in this process: its code is trusted."""
 
 import builtins
 import json

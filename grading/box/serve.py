@@ -10,10 +10,9 @@ import torch
 
 from . import shell as shells
 from . import shims
-from .wire import Decoder, Encoder, Malformed, Table, Unsendable, receive_frame, send_frame
+from .wire import MAX_HANDLES, Decoder, Encoder, Malformed, Table, Unsendable, receive_frame, send_frame
 
 MAX_MESSAGE = 2_000  # characters of an exception's message
-MAX_HANDLES = 100_000
 
 
 def error_form(error: BaseException) -> dict:
@@ -33,7 +32,7 @@ class Callback:
         self._worker = worker
         self._number = number
 
-    def __call__(self, *arguments, **named):
+    def __call__(self, /, *arguments, **named):
         return self._worker.ask(self._number, arguments, named)
 
 

@@ -4,13 +4,17 @@ A value is null, true, an int, a float or a string as itself; anything else is a
 
     ["l", id, [items]]            list            ["t", [items]]                 tuple
     ["d", id, [[key, value], …]]  dict            ["T", id, dtype, shape, data]  torch tensor
-    ["A", id, dtype, shape, data] numpy array (judge to worker only); data: the numbers' bytes in base64
+    ["A", id, dtype, shape, data] numpy array (from the worker only one that the judge sent, in place);
+                                  data: the numbers' bytes in base64
     ["r", id]                     an object already sent in this message
     ["o", handle, type name]      a worker's object without plain form: identity only
     ["c", number]                 a callback (judge to worker only)
 
 Lists, dicts, tensors and arrays carry an id, so that both sides know when an argument comes back as a result
 (aliasing) and changes made in place travel (copy in, copy out). Ids given by the judge are odd, by the worker even.
+
+The bounds are on what a value is when written out, with what is referred to counted each time: a few references can
+otherwise make a value that takes for ever to print or to compare. Nothing that contains itself crosses.
 """
 
 from __future__ import annotations
@@ -27,7 +31,11 @@ MAX_DEPTH = 24
 MAX_NODES = 200_000
 MAX_TEXT = 1_000_000  # characters of all strings in one message
 MAX_INT_BITS = 2048
-MAX_FRAME = 16 << 20  # bytes
+MAX_KEYS = 10_000  # of all dicts in one message: ints that collide make a dict of n keys cost n * n
+MAX_ID = 1 << 53
+MAX_OBJECTS = 100_000  # with identity, in one table
+MAX_HANDLES = 4_000  # of objects without plain form, in one check
+MAX_FRAME = 8 << 20  # bytes
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -58,9 +66,10 @@ class Table:
     """The objects with identity that this side has sent or received, by id and by identity; kept alive here."""
 
     def __init__(self, first_id: int):
-        self._next = first_id
+        self._first = self._next = first_id
         self.by_id: dict[int, object] = {}
         self._ids: dict[int, int] = {}
+        self.tuples: list[tuple] = []  # received, with containers in them
 
     def id_of(self, value: object) -> int:
         """The value's id, a new one for a value not seen before."""
@@ -71,6 +80,9 @@ class Table:
             self.bind(number, value)
         return number
 
+    def knows(self, value: object) -> bool:
+        return id(value) in self._ids
+
     def bind(self, number: int, value: object) -> None:
         stale = self.by_id.get(number)
         if stale is not None and stale is not value:
@@ -78,20 +90,59 @@ class Table:
         self.by_id[number] = value
         self._ids[id(value)] = number
 
+    def may_receive(self, number: int) -> bool:
+        """Whether the other side may send an object by this id: one that it gave, or one that this side sent."""
+        if number in self.by_id:
+            return True
+        return 0 < number < MAX_ID and number % 2 != self._first % 2 and len(self.by_id) < MAX_OBJECTS
+
+    def check(self) -> None:
+        """Whether all that is held here is within the bounds, though it came in many messages. Raises Malformed."""
+        done: dict[int, tuple[int, int]] = {}  # id(): number of values, depth
+
+        def measure(value, above: int) -> tuple[int, int]:
+            kind = type(value)
+            if kind is not list and kind is not tuple and kind is not dict:
+                return 1, 0
+            known = done.get(id(value))
+            if known is None:
+                if above > 2 * MAX_DEPTH:
+                    raise Malformed("nested too deep, or in itself")
+                inner = [*value, *value.values()] if kind is dict else value
+                parts = [measure(item, above + 1) for item in inner if type(item) in (list, tuple, dict)]
+                known = 1 + len(inner) + sum(size for size, _ in parts), 1 + max((deep for _, deep in parts), default=0)
+                if known[0] > 4 * MAX_NODES or known[1] > 2 * MAX_DEPTH:
+                    raise Malformed("too large")
+                done[id(value)] = known
+            return known
+
+        for value in (*self.by_id.values(), *self.tuples):
+            measure(value, 0)
+
     def clear(self) -> None:
         self.by_id.clear()
         self._ids.clear()
+        self.tuples.clear()
 
 
 class Encoder:
-    """Turns values into wire form. `special(value)` may give the form of what has no plain one, or None."""
+    """Turns values into wire form. `special(value)` may give the form of what has no plain one, or None.
 
-    def __init__(self, table: Table, special=None):
+    arrays: whether any numpy array is sent, not only one that the other side knows.
+    """
+
+    def __init__(self, table: Table, special=None, arrays: bool = False):
         self.table = table
         self.special = special
+        self.arrays = arrays
         self.sent: dict[int, object] = {}
-        self._open: set[int] = set()
-        self._nodes = self._text = 0
+        self._sizes: dict[int, int] = {}  # by id, of containers that are complete
+        self._nodes = self._text = self._keys = 0
+
+    def _count(self, values: int) -> None:
+        self._nodes += values
+        if self._nodes > MAX_NODES:
+            raise Unsendable(f"more than {MAX_NODES} values")
 
     def encode(self, value, depth: int = 0):
         self._nodes += 1
@@ -115,7 +166,7 @@ class Encoder:
             return ["t", [self.encode(item, depth + 1) for item in value]]
         if kind is list or kind is dict:
             return self._container(kind, value, depth)
-        if kind is torch.Tensor or kind is numpy.ndarray:
+        if kind is torch.Tensor or (kind is numpy.ndarray and (self.arrays or self.table.knows(value))):
             return self._matrix(kind, value)
         form = self.special(value) if self.special else None
         if form is None:
@@ -124,18 +175,22 @@ class Encoder:
 
     def _container(self, kind: type, value, depth: int):
         number = self.table.id_of(value)
-        if number in self._open:
-            raise Unsendable("a structure that contains itself")
         if number in self.sent:
+            if number not in self._sizes:
+                raise Unsendable("a structure that contains itself")
+            self._count(self._sizes[number])
             return ["r", number]
         self.sent[number] = value
-        self._open.add(number)
+        before = self._nodes
         # a copy first: the owner may still be changing it
         if kind is list:
             body = [self.encode(item, depth + 1) for item in list(value)]
         else:
+            self._keys += len(value)
+            if self._keys > MAX_KEYS:
+                raise Unsendable(f"more than {MAX_KEYS} keys")
             body = [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in list(value.items())]
-        self._open.discard(number)
+        self._sizes[number] = self._nodes - before
         return ["l" if kind is list else "d", number, body]
 
     def _matrix(self, kind: type, value):
@@ -150,9 +205,7 @@ class Encoder:
             dtype, size, tag = value.dtype.str, value.size, "A"
             if value.dtype.kind not in ARRAY_KINDS:
                 raise Unsendable(f"an array of {dtype}")
-        self._nodes += size
-        if self._nodes > MAX_NODES:
-            raise Unsendable(f"more than {MAX_NODES} numbers")
+        self._count(size)
         self.sent[number] = value
         if kind is torch.Tensor:
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if size else b""
@@ -172,12 +225,27 @@ class Decoder:
         self.special = special
         self.arrays = arrays
         self.received: dict[int, object] = {}
-        self._nodes = self._text = 0
+        self.changed = False  # whether containers known before now hold others
+        self._sizes: dict[int, tuple[int, int]] = {}  # by id, of containers that are complete: values, levels
+        self._deepest = 0
+        self._nodes = self._text = self._keys = 0
+
+    def _again(self, number: int, depth: int) -> None:
+        """Counts a container that is referred to as if it were written out once more."""
+        if number not in self._sizes:
+            raise Malformed("in itself")
+        size, levels = self._sizes[number]
+        self._nodes += size
+        self._deepest = max(self._deepest, depth + levels)
+        if self._nodes > 2 * MAX_NODES or self._deepest > MAX_DEPTH + 1:
+            raise Malformed("too large")
 
     def decode(self, node, depth: int = 0):
         self._nodes += 1
         if self._nodes > 2 * MAX_NODES or depth > MAX_DEPTH + 1:
             raise Malformed("too large")
+        if depth > self._deepest:
+            self._deepest = depth
         kind = type(node)
         if node is None or kind is bool or kind is float:
             return node
@@ -194,7 +262,10 @@ class Decoder:
             raise Malformed("node")
         tag, body = node[0], node[1:]
         if tag == "t" and len(body) == 1 and type(body[0]) is list:
-            return tuple(self.decode(item, depth + 1) for item in body[0])
+            value = tuple(self.decode(item, depth + 1) for item in body[0])
+            if depth == 0 and any(type(item) in (list, tuple, dict) for item in value):
+                self.table.tuples.append(value)
+            return value
         if tag in ("o", "c"):
             if self.special is None:
                 raise Malformed(tag)
@@ -205,12 +276,16 @@ class Decoder:
         if tag == "r":
             if len(body) != 1 or number not in self.received:
                 raise Malformed("reference")
+            if type(self.received[number]) in (list, dict):
+                self._again(number, depth)
             return self.received[number]
         if number in self.received:
             raise Malformed("sent twice")
+        if not self.table.may_receive(number):
+            raise Malformed("id")
         if tag in ("l", "d"):
             return self._container(tag, number, body[1:], depth)
-        if tag == "T" or (tag == "A" and self.arrays):
+        if tag == "T" or (tag == "A" and (self.arrays or type(self.table.by_id.get(number)) is numpy.ndarray)):
             return self._matrix(tag, number, body[1:])
         raise Malformed(tag[:8])
 
@@ -219,21 +294,33 @@ class Decoder:
             raise Malformed(tag)
         kind = list if tag == "l" else dict
         known = self.table.by_id.get(number)
-        value = known if type(known) is kind else kind()
+        if known is not None and type(known) is not kind:
+            raise Malformed("kind")
+        value = kind() if known is None else known
         self.received[number] = value
+        before, above, self._deepest = self._nodes, self._deepest, depth
         if kind is list:
-            value[:] = [self.decode(item, depth + 1) for item in body[0]]
+            items = [self.decode(item, depth + 1) for item in body[0]]
+            value[:] = items
         else:
-            items = []
+            self._keys += len(body[0])
+            if self._keys > MAX_KEYS:
+                raise Malformed("keys")
+            pairs = []
             for pair in body[0]:
                 if type(pair) is not list or len(pair) != 2:
                     raise Malformed("pair")
-                items.append((self.decode(pair[0], depth + 1), self.decode(pair[1], depth + 1)))
+                pairs.append((self.decode(pair[0], depth + 1), self.decode(pair[1], depth + 1)))
             value.clear()
             try:
-                value.update(items)
+                value.update(pairs)
             except TypeError:
                 raise Malformed("key") from None
+            items = value.values()
+        self._sizes[number] = self._nodes - before, self._deepest - depth
+        self._deepest = max(above, self._deepest)
+        if value is known and any(type(item) in (list, tuple, dict) for item in items):
+            self.changed = True
         self.table.bind(number, value)
         return value
 
@@ -254,14 +341,21 @@ class Decoder:
                 value = torch.frombuffer(data, dtype=DTYPES[dtype]).reshape(shape)
             else:
                 value = torch.empty(shape, dtype=DTYPES[dtype])
-        except (KeyError, TypeError, ValueError, RuntimeError):
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError):
             raise Malformed("numbers") from None
         if tuple(value.shape) != tuple(shape) or (not data and math.prod(shape)):
             raise Malformed("numbers")
+        if dtype == "bool" and data and max(data) > 1:
+            raise Malformed("bool")
         known = self.table.by_id.get(number)
-        if type(known) is type(value) and known.shape == value.shape and known.dtype == value.dtype:
-            with torch.no_grad():
-                known[...] = value
+        if known is not None and (type(known) is not type(value) or known.dtype != value.dtype):
+            raise Malformed("kind")
+        if known is not None and known.shape == value.shape:
+            try:
+                with torch.no_grad():
+                    known[...] = value
+            except (ValueError, RuntimeError):
+                raise Malformed("read-only") from None
             value = known
         self.received[number] = value
         self.table.bind(number, value)

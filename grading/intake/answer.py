@@ -16,7 +16,9 @@ from grading.intake.skeleton import Skeleton, Solution
 
 STUB = re.compile(r"^\s*raise\s+NotImplementedError\s*\(\s*[rf]?[\"']+TODO\s*(\d+)", re.M)
 MARKER = re.compile(r"^\s*#\s*TODO\s*(\d+)\s*[：:]")
-NOTHING = re.compile(r"\s*(?:pass|\.\.\.|return(?: None)?|\w+\s*=\s*(?:None|\.\.\.))\s*(?:#.*)?$")
+NOTHING = re.compile(
+    r"\s*(?:raise NotImplementedError\b.*|pass|\.\.\.|return(?: None)?|\w+\s*=\s*(?:None|\.\.\.))\s*(?:#.*)?$"
+)
 FENCE = re.compile(r"[ \t>]*(?:```|~~~)")
 STARTS = re.compile(r"^(?=import |from |class |def |@|#)", re.M)
 
@@ -69,16 +71,29 @@ def left(source: str, solution: Solution) -> set[int]:
             continue
         following = (text for text in lines[place + 1 :] if text.strip() and not text.lstrip().startswith("#"))
         first = next(following, "pass")
-        if NOTHING.match(first):
-            numbers.add(int(marker[1]))
+        number = int(marker[1])
+        if NOTHING.match(first) or first.strip() == solution.following.get(number):
+            numbers.add(number)
     return numbers & {todo.number for todo in solution.todos}
+
+
+def _last_definitions(source: str, names: tuple[str, ...]) -> str:
+    """Of a cell that defines a name twice, such as the stub and the answer below it, the text that takes effect."""
+    tree = pycode.parse(source)
+    last = {
+        node.name: node for node in pycode.blocks(tree.body if tree else ()) if getattr(node, "name", None) in names
+    }
+    if set(last) != set(names):
+        return source
+    lines = source.split("\n")
+    return "\n".join(line for node in last.values() for line in lines[node.lineno - 1 : node.end_lineno])
 
 
 def _candidate(index: int, source: str, solution: Solution, claims: bool, retyped: bool) -> Candidate:
     found = pycode.defines(source, solution.names)
     members = {name for owner in solution.names for name in pycode.members(source, owner)} if found else set()
     there = members | found
-    todo = left(source, solution)
+    todo = left(_last_definitions(source, solution.names), solution)
     attempted = {item.number for item in solution.todos if item.function in there and item.number not in todo}
     parses = pycode.parse(source) is not None
     changed = Counter(pycode.lines(source))
@@ -86,7 +101,7 @@ def _candidate(index: int, source: str, solution: Solution, claims: bool, retype
         index=index,
         source=source,
         claims=claims,
-        defines=found == set(solution.names),
+        defines=bool(found) and found == set(solution.names),
         markers=sum(1 for line in source.split("\n") if MARKER.match(line)),
         done=frozenset(attempted if parses else ()),
         attempted=len(attempted),
@@ -117,7 +132,7 @@ def unfenced(source: str, names: tuple[str, ...]) -> str:
 def find(skeleton: Skeleton, solution: Solution, cells: list[dict]) -> Answer:
     """The learner's answer to one solution cell."""
     code, retyped = [], []
-    mention = re.compile(rf"\b(?:class|def)\s+(?:{'|'.join(solution.names)})\b")
+    mention = re.compile(rf"\b(?:class|def)\s+(?:{'|'.join(solution.names) or '(?!)'})\b")
     for index, cell in enumerate(cells):
         known = skeleton.claimed(cell)
         claims = known is not None and known.name == solution.name

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from grading.chapter import Chapter
 from grading.intake.inbox import File, Handed
 from grading.intake.reading import Unreadable, read
-from grading.intake.rebuild import Rebuilt, rebuild
+from grading.intake.rebuild import Rebuilt, rebuild, skeleton_of
 
 MAX_FILES = 20  # notebooks of one learner that are looked at
 NUMBER = re.compile(r"(?<!\d)(\d{1,3})\s*[)）\]]?\s*(?:copy|副本|版|稿)?\s*$", re.I)
@@ -34,7 +35,7 @@ def choose(chapter: Chapter, release: dict, handed: Handed) -> Chosen:
     readable: list[tuple[tuple, File, Rebuilt, list[str]]] = []
     reasons: dict[str, str] = {}
     seen: set[bytes] = set()
-    for file in _latest_first(handed.files)[:MAX_FILES]:
+    for file in _likely_first(handed.files, skeleton_of(chapter, release).names)[:MAX_FILES]:
         digest = hashlib.sha256(file.data).digest()
         if not file.problem and digest in seen:
             continue
@@ -70,8 +71,14 @@ def recency(path: str) -> tuple[int, str]:
     return (int(match[1]) if match else 0, path)
 
 
-def _latest_first(files: tuple[File, ...]) -> list[File]:
-    return sorted(files, key=lambda file: (*recency(file.path), file.problem), reverse=True)
+def _likely_first(files: tuple[File, ...], names: Collection[str]) -> list[File]:
+    """Files that name what the chapter defines first, since some hand in a whole course; of these the latest."""
+    words = [name.encode(form) for name in names for form in ("utf-8", "utf-16-le", "utf-16-be")]
+
+    def likely(file: File) -> tuple:
+        return (not any(word in file.data for word in words), -recency(file.path)[0], file.path)
+
+    return sorted(files, key=likely)
 
 
 def _name(path: str) -> str:

@@ -68,10 +68,13 @@ def collect(inbox: Path, roster: Path | None = None) -> list[Handed]:
     chapters = tuple(path.stem for path in chapter.find())
     entries = _peeled(_entries(inbox), listed, chapters, inbox)
     piles: dict[str, _Pile] = {}
+    prefix = _common_prefix(entries, chapters)
     for entry in entries:
         owner = _owner(entry, listed, chapters)
         if owner is None:
             continue
+        if prefix and owner.id == prefix and len(entry.parts) == 1:
+            owner = replace(owner, id=owner.who)
         matched = listed.match(owner) if listed is not None else None
         student = matched or owner.id
         pile = piles.setdefault(naming.same(student), _Pile(student, matched is not None))
@@ -87,6 +90,13 @@ def collect(inbox: Path, roster: Path | None = None) -> list[Handed]:
     handed = [_handed(ids[pile.id], pile, listed is not None) for pile in piles.values()]
     handed += [Handed(ids[one], missing=True) for one in missing]
     return sorted(handed, key=lambda one: one.student_id)
+
+
+def _common_prefix(entries: list[Entry], chapters: tuple[str, ...]) -> str:
+    """The beginning that all loose notebooks have in common, if there are many: it tells no learner from another."""
+    owners = [naming.file_owner(one.parts[0], chapters) for one in entries if len(one.parts) == 1 and _matters(one)]
+    same = len({owner.id for owner in owners}) == 1 and len({owner.who for owner in owners}) > 2
+    return owners[0].id if same and not owners[0].platform else ""
 
 
 def _entries(inbox: Path) -> list[Entry]:

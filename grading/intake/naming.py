@@ -16,12 +16,17 @@ MOODLE = re.compile(r"(?P<who>.+?)_(?P<number>\d+)_assignsubmission_(?:file|onli
 # Canvas: lastfirst_123456_7890123_name.ipynb, or lastfirst_LATE_123456_7890123_name.ipynb: learner's and file's number.
 CANVAS = re.compile(r"(?P<who>[^\W\d][^_]*)_(?P<late>LATE_)?(?P<number>\d{3,})_\d{3,}_(?P<rest>.+)$")
 CANVAS_ANONYMOUS = re.compile(r"(?P<who>anon_[A-Za-z0-9]{5})_(?P<late>LATE_)?\d{3,}_(?P<rest>.+)$")
+# Blackboard: Assignment_username_attempt_2026-05-01-10-20-30_name.ipynb
+BLACKBOARD = re.compile(r".+_(?P<who>[^_]+)_attempt_\d{4}(?:-\d\d){5}(?:_(?P<rest>.*)|\.txt)?$")
 ENDINGS = re.compile(r"(?i)(\.(ipynb|zip|txt|json|html?|py|pdf|docx?|rar|7z|gz|tar|part|crdownload|download))+$")
 DECORATION = re.compile(
     r"(?i)^(?:copy of|kopie von|副本)[ _-]*|[ _-]*(?:[(（]\d+[)）]|-?copy\d*| - 副本| - copy|的副本|副本)$"
 )
 VERSION = re.compile(
     r"(?i)final|copy|new|done|submit|solution|answer|ans|homework|hw|v?\d{1,3}(?!\d)|副本|最终版?|完成版?|作业|答案|终稿"
+)
+ASSIGNMENT = re.compile(
+    r"(?i)(?:hw|homework|lab|week|ex|exercise|assignment|task|chapter|ch|作业|实验|练习|第.+)?\s*\d{0,3}"
 )
 IGNORED = {"__macosx", ".ds_store", "thumbs.db", "desktop.ini", "__pycache__", "node_modules", "$recycle.bin"}
 RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
@@ -48,7 +53,7 @@ def ignored(name: str, folder: bool) -> bool:
     lower = name.lower()
     if lower in IGNORED or name.startswith("._") or lower.endswith(".ipynb_checkpoints"):
         return True
-    return name.startswith((".", "~$")) and (folder or not lower.endswith((".ipynb", ".json")))
+    return name.startswith((".", "~$")) and (folder or ".ipynb" not in lower)
 
 
 def platform_owner(name: str) -> Owner | None:
@@ -57,6 +62,8 @@ def platform_owner(name: str) -> Owner | None:
         return Owner(f"{match['who']}_{match['number']}", match["who"], match["number"], True)
     if match := CANVAS_ANONYMOUS.match(name):
         return Owner(match["who"], match["who"], "", True, bool(match["late"]))
+    if match := BLACKBOARD.match(name):
+        return Owner(match["who"], match["who"], "", True)
     if match := CANVAS.match(name):
         return Owner(f"{match['who']}_{match['number']}", match["who"], match["number"], True, bool(match["late"]))
     return None
@@ -71,7 +78,8 @@ def file_owner(name: str, chapters: tuple[str, ...] = ()) -> Owner:
 
     What stands before the chapter's own name, else what stands before the first _, is the learner:
     `zhang_san_35_multi_token_decoding.ipynb`, `20230001_hw.ipynb`; also `20230001-hw.ipynb`. A name without any of
-    this is its own learner.
+    this, or that begins with what is an assignment's (`hw3_li.ipynb`), is its own learner: better a row too many than
+    two learners in one.
     """
     if owner := platform_owner(name):
         return owner
@@ -81,11 +89,11 @@ def file_owner(name: str, chapters: tuple[str, ...] = ()) -> Owner:
         if at >= 0:
             before, after = stem[:at].strip(" _-+·—“\"'("), stem[at + len(chapter) :].strip(" _-+·—”\"')")
             return Owner(before or (after if _person(after) else stem), stem)
-    first = stem.split("_")[0].strip()
-    if "_" not in stem or not first:
+    first = re.split("[_＿]", stem)[0].strip()
+    if first in ("", stem):
         match = re.match(r"\d{4,}(?=[-+—\s])", stem)
         first = match[0] if match else stem
-    return Owner(first, stem)
+    return Owner(stem if ASSIGNMENT.fullmatch(first) else first, stem)
 
 
 def bare(name: str) -> str:

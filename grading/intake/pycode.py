@@ -105,14 +105,25 @@ def extends_itself(node: ast.stmt) -> bool:
     return isinstance(node, ast.ClassDef) and any(node.name in used(base) for base in node.bases)
 
 
+def definitions(tree: ast.Module) -> list[ast.stmt]:
+    """A cell's classes and functions, without those that build on one of the same name from an earlier cell."""
+    found, inherited = [], set()
+    for node in blocks(tree.body):
+        if isinstance(node, DEFINITIONS):
+            if not extends_itself(node) and node.name not in inherited:
+                found.append(node)
+        elif isinstance(node, ast.Assign):  # Base = Box, and then class Box(Base)
+            inherited |= used(node.value) - {one.name for one in found}
+    return found
+
+
 def defines(source: str, names: Iterable[str]) -> set[str]:
     """Which of the names the cell defines as a class or function of its own; by pattern if it does not parse."""
     if not is_python(source):
         return set()
     tree = parse(source)
     if tree is not None:
-        found = [node for node in blocks(tree.body) if isinstance(node, DEFINITIONS) and not extends_itself(node)]
-        return {node.name for node in found} & set(names)
+        return {node.name for node in definitions(tree)} & set(names)
     return {name for name in names if re.search(rf"^[ \t>]*(?:class|(?:async )?def)\s+{name}\b", source, re.M)}
 
 
@@ -135,8 +146,9 @@ def patches(source: str, owner: str) -> set[str]:
     tree, out = parse(source), set()
     if tree is None:
         return set()
+    whole = definitions(tree)
     for node in blocks(tree.body):
-        if extends_itself(node) and node.name == owner:
+        if isinstance(node, ast.ClassDef) and node.name == owner and not any(node is one for one in whole):
             out |= {name for part in blocks(node.body) for name in bound(part)}
         elif not isinstance(node, DEFINITIONS) and owner in bound(node):
             out.add("*")

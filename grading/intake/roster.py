@@ -45,17 +45,24 @@ class Roster:
         for one, name in zip(ids, names, strict=True):
             if name:
                 people.setdefault(key(name), set()).add(one)
+        self._matched: dict[Owner, str | None] = {}
         self._by_name = {name: next(iter(found)) for name, found in people.items() if len(found) == 1}
 
     def match(self, owner: Owner) -> str | None:
         """The roster's id of whom a submission is from; None if nobody, or not just one, fits."""
+        if owner not in self._matched:
+            self._matched[owner] = self._match(owner)
+        return self._matched[owner]
+
+    def _match(self, owner: Owner) -> str | None:
         for text in (owner.id, owner.number, owner.who):
             if text and key(text) in self._by_key:
                 return self._by_key[key(text)]
         if key(owner.who) in self._by_name:
             return self._by_name[key(owner.who)]
+        text = key(re.sub(r"\s", "_", owner.who))
         for table in (self._by_key, self._by_name):
-            found = [known for known in table if _inside(known, owner.who)]
+            found = [known for known in table if known in text and _inside(known, text)]
             longest = [known for known in found if not any(known != other and known in other for other in found)]
             if len({table[known] for known in longest}) == 1:
                 return table[longest[0]]
@@ -64,7 +71,6 @@ class Roster:
 
 def _inside(known: str, text: str) -> bool:
     """Whether an id stands in a name as a whole: what borders on it is of another kind of character."""
-    text = key(re.sub(r"\s", "_", text))
     at = text.find(known)
     while at >= 0:
         end = at + len(known)

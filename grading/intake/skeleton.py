@@ -58,6 +58,15 @@ class Solution:
         return Counter(pycode.lines(self.stub))
 
     @cached_property
+    def following(self) -> dict[int, str]:
+        """The instructor's line below each TODO, which comes at once where nothing was written."""
+        lines = self.cell.source.split("\n")
+        below = {}
+        for number, region in enumerate(regions(self.cell.source, BEGIN_SOLUTION, END_SOLUTION), start=1):
+            below[number] = next((line.strip() for line in lines[region.stop + 1 :] if line.strip()), "")
+        return below
+
+    @cached_property
     def members(self) -> frozenset[str]:
         """Everything the stub's classes have."""
         return frozenset(name for owner in self.names for name in pycode.members(self.stub, owner))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 
-from grading.box.wire import Decoder, Encoder, Malformed, Table, Unsendable
+from grading.box.wire import MAX_HANDLES, Decoder, Encoder, Malformed, Table, Unsendable
 from grading.judge.worker import Worker
 
 MAX_MESSAGE = 2_000
@@ -31,7 +31,10 @@ def exception_of(error: dict) -> Exception:
 
 
 def shown(value: object) -> str:
-    text = object.__repr__(value) if isinstance(value, RemoteObject) else repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # what the learner's code has made of an argument
+        text = f"<{type(value).__name__}: {type(error).__name__}>"
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
@@ -61,20 +64,30 @@ class Link:
                 return ["o", object.__getattribute__(item, "_handle"), ""]
             return None
 
-        return Encoder(self.table, special)
+        return Encoder(self.table, special, arrays=True)
 
     def _opaque(self, tag: str, body: list):
         if tag != "o" or len(body) != 2 or type(body[0]) is not int or type(body[1]) is not str:
             raise Malformed(tag)
         handle = body[0]
         if handle not in self.objects:
+            if len(self.objects) >= MAX_HANDLES:
+                raise Malformed("objects")
             name = re.sub(r"\W", "_", body[1][:80]) or "object"
             self.objects[handle] = type(name, (RemoteObject,), {"__slots__": ()})(self, handle, name)
         return self.objects[handle]
 
-    def decode(self, node):
+    def decode(self, *nodes) -> list:
+        """The values of one message's nodes."""
         try:
-            return Decoder(self.table, self._opaque).decode(node)
+            values, changed = [], False
+            for node in nodes:
+                decoder = Decoder(self.table, self._opaque)
+                values.append(decoder.decode(node))
+                changed = changed or decoder.changed
+            if changed:
+                self.table.check()
+            return values
         except (Malformed, RecursionError) as reason:
             raise self.worker.malformed(reason) from None
 
@@ -89,16 +102,19 @@ class Link:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def _result(self, reply: dict):
-        for node in reply.get("changed", []):
-            self.decode(node)
+    def _result(self, reply: dict, arguments: int = 0):
+        """The value of a reply to a request that has sent so many objects, which may have changed."""
+        changed = reply.get("changed", [])
+        if len(changed) > arguments:
+            raise self.worker.malformed("changed")
+        self.decode(*changed)
         if "unsendable" in reply:
             raise NoPlainForm(str(reply["unsendable"])[:MAX_MESSAGE])
         if reply.get("error") is not None:
             raise exception_of(reply["error"]) from None
         if "value" not in reply:
             raise self.worker.malformed("no value")
-        return self.decode(reply["value"])
+        return self.decode(reply["value"])[0]
 
     def call(self, target: list, attr: str | None, shown_name: str, arguments: tuple, named: dict):
         encoder = self._encoder()
@@ -108,7 +124,7 @@ class Link:
         self._last_call = (shown_name, arguments, named)
         self._active.append(target[1])
         try:
-            return self._result(self.worker.request(message, answer=self._answer))
+            return self._result(self.worker.request(message, answer=self._answer), len(encoder.sent))
         finally:
             self._active.pop()
 
@@ -137,10 +153,10 @@ class Link:
         owner, function = self.stand_ins.get(number, (None, None))
         if function is None or owner not in self._active:
             return {"raise": {"type": "RuntimeError", "message": "a stand-in was called outside its own check"}}
-        values = [self.decode(node) for node in arguments]
-        pairs = {name: self.decode(node) for name, node in named.items()}
+        values = self.decode(*arguments, *named.values())
+        pairs = dict(zip(named, values[len(arguments) :], strict=True))
         try:
-            return {"answer": self.encode(function(*values, **pairs))}
+            return {"answer": self.encode(function(*values[: len(arguments)], **pairs))}
         except Unsendable as reason:
             return {"raise": {"type": "TypeError", "message": str(reason)}}
         except Exception as error:
@@ -169,7 +185,7 @@ class RemoteObject:
     def __setattr__(self, attr: str, value: object) -> None:
         self._link.set(self._target(), attr, value)
 
-    def __call__(self, *arguments, **named):
+    def __call__(self, /, *arguments, **named):
         return self._link.call(self._target(), None, self._name, arguments, named)
 
     def __repr__(self) -> str:
@@ -182,7 +198,7 @@ class RemoteMethod:
     def __init__(self, link: Link, target: list, attr: str, shown_name: str):
         self._link, self._at, self._attr, self._shown = link, target, attr, shown_name
 
-    def __call__(self, *arguments, **named):
+    def __call__(self, /, *arguments, **named):
         return self._link.call(self._at, self._attr, self._shown, arguments, named)
 
 
@@ -195,7 +211,7 @@ class RemoteName:
     def __setattr__(self, attr: str, value: object) -> None:
         raise TypeError(f"a stand-in belongs on an instance, not on {self._name} itself")
 
-    def __call__(self, *arguments, **named):
+    def __call__(self, /, *arguments, **named):
         return self._link.call(["name", self._name], None, self._name, arguments, named)
 
     def __getattr__(self, attr: str):

@@ -32,7 +32,7 @@ class Worker:
         self._control = control
         self._life = life
         self._buffer = bytearray()
-        self._deadline = 0.0
+        self._deadline = self._waits = 0.0
         self._nesting = 0
         self.fault: WorkerFault | None = None
         self.flags: set[str] = set()
@@ -44,10 +44,11 @@ class Worker:
         return self.fault
 
     def _patience(self) -> None:
-        """Has the kernel end a read or a write at the deadline: one call a request, none a read."""
+        """Has the kernel end a read or a write at the deadline: one call a request, hardly any a read."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise self._lost("timeout", "time is up")
+        self._waits = left
         interval = struct.pack("ll", int(left), int(left % 1 * 1e6) or 1)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._control.setsockopt(socket.SOL_SOCKET, option, interval)
@@ -64,8 +65,8 @@ class Worker:
             if not part:
                 raise self._ended()
             buffer += part
-            if time.monotonic() > self._deadline:  # one that sends a byte now and then
-                raise self._lost("timeout", "time is up")
+            if self._deadline - time.monotonic() < 0.9 * self._waits:  # the kernel's clock starts anew at every read
+                self._patience()
         data = bytes(buffer[:size])
         del buffer[:size]
         return data
