@@ -62,17 +62,19 @@ class Judges:
         A reply has "outcome" (a grading.judge.run.Outcome as a dict) or "lost" (why there is none). Raises JudgeError.
         """
         self.wait()
-        waiting, under_way = iter(jobs), 0
+        waiting, under_way, reply = iter(jobs), 0, None
         while True:
+            # the next job goes out before the caller gets to record the last one: no worker waits for a gradebook
             while under_way < self.workers and (job := next(waiting, None)) is not None:
                 key, plan, seed = job
                 self._send({"key": key, "plan": plan.to_json(), "seed": seed})
                 under_way += 1
+            if reply is not None:
+                yield reply.pop("key"), reply
             if not under_way:
                 return
             reply = self._next()
             under_way -= 1
-            yield reply.pop("key"), reply
 
     def _send(self, message: dict) -> None:
         data = json.dumps(message).encode() + b"\n"
