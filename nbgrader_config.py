@@ -26,7 +26,6 @@ from grading.release.preprocessors import DropInstructorCells, FillOpening, Todo
 c = get_config()  # noqa: F821  (defined by traitlets when it reads this file)
 
 c.CourseDirectory.root = str(ROOT)  # commands work from any folder, not only from the repository's root
-c.KernelManager.transport = "ipc"  # only release checks start kernels; a TCP port would be open to all local users
 c.CourseDirectory.course_id = "multi-token-decoding"
 # `_drafts` and the like never reach learners; the rest is nbgrader's own default
 c.CourseDirectory.ignore = ["_*", ".ipynb_checkpoints", "*.pyc", "__pycache__", ".pytest_cache"]

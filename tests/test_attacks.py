@@ -33,9 +33,11 @@ def honest() -> dict[str, float]:
 ATTACKS: dict[str, dict] = {}
 
 
-def attack(name: str, after: str = "", *, says: set[str] = frozenset(), bodies=WRONG, before: str = "", cells=()):
+def attack(name: str, after: str = "", *, says: set[str] = frozenset(), bodies=WRONG, cells=(), error: str = ""):
+    """error: what the cell with the answer ends in; a trick that fails by itself shows nothing."""
     assert name not in ATTACKS
-    ATTACKS[name] = {"says": set(says), "plan": plan(bodies, before=before, after=after, cells=tuple(cells))}
+    made = plan(bodies, after=after, cells=tuple(cells))
+    ATTACKS[name] = {"says": set(says), "plan": made, "error": error}
 
 
 def trick(name: str, method: str, body: str, **more):
@@ -44,7 +46,7 @@ def trick(name: str, method: str, body: str, **more):
     attack(name, f"def trick(self, *a, **k):\n{lines}\nMultiTokenDecoderSim.{method} = trick", **more)
 
 
-# --- the shell and the interpreter --------------------------------------------------------------------------------------
+# --- the shell and the interpreter -----------------------------------------------------------------------------------
 
 attack(
     "asserts dropped by an AST transformer",
@@ -69,14 +71,20 @@ attack(
         result = ExecutionResult(ExecutionInfo(raw, True, False, False, None)); result.execution_count = 1
         return result
     async def later(raw, *a, **k): return done(raw)
-    for shell in (InteractiveShell, type(get_ipython()), get_ipython()):
-        shell.run_cell = (lambda raw, *a, **k: done(raw)) if shell is get_ipython() else (lambda s, raw, *a, **k: done(raw))
-        shell.run_cell_async = (lambda raw, *a, **k: later(raw)) if shell is get_ipython() else (lambda s, raw, *a, **k: later(raw))
-        shell.run_code = shell.run_ast_nodes = lambda *a, **k: later("")
+    for kind in (InteractiveShell, type(get_ipython())):
+        kind.run_cell = lambda self, raw, *a, **k: done(raw)
+        kind.run_cell_async = lambda self, raw, *a, **k: later(raw)
+        kind.run_code = kind.run_ast_nodes = lambda *a, **k: later("")
+    get_ipython().run_cell = done
     """,
     cells=("1 / 0",),
 )
-attack("run_cell that gives nonsense", "get_ipython().run_cell = lambda *a, **k: 5", cells=("1 / 0",), says={"death"})
+attack(
+    "run_cell that gives nonsense",
+    "get_ipython().run_cell = lambda *a, **k: 5",
+    cells=("1 / 0",),
+    says={"cell_death:own1"},
+)
 attack(
     "hooks on every cell",
     """
@@ -87,19 +95,22 @@ attack(
     sys.excepthook = threading.excepthook = sys.unraisablehook = lambda *a: None
     """,
 )
+for name in ("isinstance", "type", "len", "all", "id", "list", "getattr", "str", "next", "sorted"):
+    for value in ("True", "3", "list", "args and args[0]"):
+        trick(
+            f"builtins.{name} gives {value}",
+            "propose",
+            f"import builtins\nbuiltins.{name} = lambda *args, **named: {value}\nreturn [1]",
+        )
 attack(
-    "builtins patched",
+    "exceptions renamed",
     """
     import builtins
-    real = {name: getattr(builtins, name) for name in ("type", "len", "isinstance", "print")}
-    builtins.isinstance = builtins.all = builtins.any = builtins.issubclass = builtins.hasattr = lambda *a: True
-    builtins.len = lambda x: 3
-    builtins.type = lambda *a: list
-    builtins.AssertionError = builtins.ValueError = Warning
+    builtins.AssertionError = builtins.ValueError = builtins.Exception = Warning
     builtins.sorted = builtins.sum = builtins.abs = lambda *a, **k: 0
     """,
-    says={"death"},
 )
+attack("builtins patched beyond use", "import builtins\nbuiltins.len = lambda x: 3", says={"cell_protocol:answer"})
 attack(
     "__import__ and __build_class__ patched",
     """
@@ -182,8 +193,9 @@ attack(
     r"""
     def fail(*a, **k): raise RuntimeError("\ud800\udfff\x00\x1b[2J\u202e</pre><script>alert(1)</script>" * 500)
     MultiTokenDecoderSim.propose = MultiTokenDecoderSim.verify = MultiTokenDecoderSim._accept_token = fail
-    raise type("\ud800name\x00", (Exception,), {})("\udcff")
+    raise Exception("\udcff")
     """,
+    error="Exception: ",
 )
 attack(
     "forged results on paper",
@@ -196,7 +208,7 @@ attack(
     says={"cell_death:own5"},
 )
 
-# --- what comes back -----------------------------------------------------------------------------------------------------
+# --- what comes back -------------------------------------------------------------------------------------------------
 
 EVIL = """
 def evil(kind, value=()):
@@ -241,7 +253,7 @@ class Yes:
 )
 attack(
     "a mock",
-    "from unittest.mock import MagicMock\nMultiTokenDecoderSim = MagicMock()\nMultiTokenDecoderSim.return_value = MagicMock(list)",
+    "from unittest.mock import MagicMock\nMultiTokenDecoderSim = MagicMock(return_value=MagicMock(list))",
 )
 RESULTS = {
     "cyclic": "x = []\nx.append(x)",
@@ -278,7 +290,7 @@ for name, source in RESULTS.items():
         EVIL + source + "\nanswer_with(lambda: x, lambda: x, lambda: ([], x), lambda: {'accepted_len': x})",
     )
 
-# --- the class -----------------------------------------------------------------------------------------------------------
+# --- the class -------------------------------------------------------------------------------------------------------
 
 attack("class gone", "del MultiTokenDecoderSim")
 attack("class is a function", "def MultiTokenDecoderSim(*a, **k): return [10, 20, 30]")
@@ -350,12 +362,10 @@ def verify(self, *a):
     return ask(*a), None
 MultiTokenDecoderSim.verify = verify
 """,
-    says={"timeout"},
 )
 attack(
     "stand-ins called in a property",
     SAVE + "MultiTokenDecoderSim.history = property(lambda self: ask(1), lambda self, v: None)",
-    says={"protocol"},
 )
 attack(
     "stand-ins called without end",
@@ -365,24 +375,29 @@ attack(
 attack(
     "stand-ins called by themselves",
     SAVE
-    + "def verify(self, *a):\n    def down(): return ask(a[2]) and down()\n    return down()\nMultiTokenDecoderSim.verify = verify",
+    + """
+def verify(self, *a):
+    def down(): return ask(a[2]) and down()
+    return down()
+MultiTokenDecoderSim.verify = verify
+""",
 )
 attack(
     "stand-ins by numbers never given",
-    "import sys\nserve = sys.modules['box.serve']\n"
-    + """
-def ask(self, *a):
-    worker = __import__("gc").get_referrers(serve.Worker.call)
-    frame = sys._getframe()
-    while type(frame.f_locals.get("self")).__name__ != "Worker": frame = frame.f_back
-    for number in (0, -1, 1, 2, 3, 10**6):
-        try: return serve.Callback(frame.f_locals["self"], number)(*a)
-        except RuntimeError: pass
-MultiTokenDecoderSim.propose = MultiTokenDecoderSim._accept_token = ask
-""",
+    """
+    import gc, sys
+    serve = sys.modules["box.serve"]
+    (worker,) = [thing for thing in gc.get_objects() if type(thing) is serve.Worker]
+    def ask(self, *a):
+        for number in (0, -1, 1, 2, 3, 10**6):
+            try: return serve.Callback(worker, number)(*a)
+            except RuntimeError: pass
+        return [10, 20, 30]
+    MultiTokenDecoderSim.propose = MultiTokenDecoderSim._accept_token = ask
+    """,
 )
 
-# --- looking for the answer ----------------------------------------------------------------------------------------------
+# --- looking for the answer ------------------------------------------------------------------------------------------
 
 trick(
     "frames walked",
@@ -457,14 +472,12 @@ attack(
     """,
 )
 
-# --- the wire --------------------------------------------------------------------------------------------------------------
+# --- the wire --------------------------------------------------------------------------------------------------------
 
 HIJACK = """
-import json, os, struct, sys, threading, time
+import gc, json, os, struct, sys, threading, time
 serve, wire = sys.modules["box.serve"], sys.modules["box.wire"]
-frame = sys._getframe()
-while type(frame.f_locals.get("self")).__name__ != "Worker": frame = frame.f_back
-WORKER = frame.f_locals["self"]
+(WORKER,) = [thing for thing in gc.get_objects() if type(thing) is serve.Worker]
 true_send = serve.send_frame
 def raw(data): WORKER.sock.sendall(struct.pack("!I", len(data)) + data)
 def say(reply): raw(json.dumps(reply).encode())
@@ -494,15 +507,15 @@ FRAMES = {  # instead of every reply to a call: (bytes, or a reply), what the ou
         "{'value': ['t', [['l', 2, []], *(['l', 2 * n, [['r', 2 * n - 2]] * 9] for n in range(2, 40))]]}",
         "protocol",
     ),
-    "colliding keys": ("{'value': ['d', 2, [[n * (2**61 - 1), 0] for n in range(150_000)]]}", "protocol"),
-    "colliding ids": ("{'value': ['t', [['l', n * (2**61 - 1) * 2, []] for n in range(1, 150_000)]]}", "protocol"),
-    "many objects": ("{'value': ['t', [['o', n, 'int'] for n in range(1, 150_000)]]}", "protocol"),
+    "colliding keys": ("{'value': ['d', 2, [[n * (2**61 - 1), 0] for n in range(30_000)]]}", "protocol"),
+    "colliding ids": ("{'value': ['t', [['l', n * (2**61 - 1) * 2, []] for n in range(1, 30_000)]]}", "protocol"),
+    "many objects": ("{'value': ['t', [['o', n, 'int'] for n in range(1, 30_000)]]}", "protocol"),
     "callback to the judge": ("{'value': ['c', 1]}", "protocol"),
     "array": ("{'value': ['A', 2, '<f8', [1], 'AAAAAAAAAAA=']}", "protocol"),
     "array of objects": ("{'value': ['A', 2, '|O', [1], 'AAAAAAAAAAA=']}", "protocol"),
     "tensor by a name of torch's": ("{'value': ['T', 2, 'load', [1], 'AAAAAAAAAAA=']}", "protocol"),
     "odd bool": ("{'value': ['T', 2, 'bool', [1], 'Bw==']}", "protocol"),
-    "callback never set": ("{'callback': 99, 'args': [], 'kwargs': {}}", "timeout"),
+    "callback never set": ("{'callback': 99, 'args': [], 'kwargs': {}}", "death"),
     "callback by a text": ("{'callback': '1', 'args': [], 'kwargs': {}}", "protocol"),
     "callback without arguments": ("{'callback': 1}", "protocol"),
     "callback with bad arguments": ("{'callback': 1, 'args': {}, 'kwargs': []}", "protocol"),
@@ -548,7 +561,7 @@ attack(
     HIJACK
     + """
 def send(sock, message):
-    if last[0].get("op") != "call": return true_send(sock, message)
+    if (last[0] or {}).get("op") != "call": return true_send(sock, message)
     for byte in struct.pack("!I", 1000) + b" " * 1000:
         sock.sendall(bytes([byte])); time.sleep(0.3)
 serve.send_frame = send
@@ -557,14 +570,20 @@ serve.send_frame = send
 )
 attack(
     "garbage on every descriptor",
-    "import os\nfor fd in range(256):\n    try: os.write(fd, b'\\x00\\x00\\x00\\x02{}' * 100)\n    except OSError: pass",
+    """
+    import os
+    for fd in range(256):
+        try: os.write(fd, b"\\x00\\x00\\x00\\x02{}" * 100)
+        except OSError: pass
+    """,
 )
 attack(
     "replies sent ahead",
     HIJACK
     + """
 for _ in range(3): say({"value": None})
-for _ in range(200): say({"value": ["l", 2, [10, 20, 30]]}); say({"value": True}); say({"value": ["t", [["l", 4, [10, 20]], 2]]})
+for _ in range(200):
+    for value in (["l", 2, [10, 20, 30]], True, ["t", [["l", 4, [10, 20]], 2]]): say({"value": value})
 """,
 )
 attack(
@@ -584,7 +603,7 @@ attack(
     HIJACK
     + """
 def send(sock, message):
-    if last[0].get("op") == "call":
+    if (last[0] or {}).get("op") == "call":
         message = {"value": ["l", 2, []], "changed": [["l", n, []] for n in (1, 3, 5, 7, 9)]}
     true_send(sock, message)
 serve.send_frame = send
@@ -596,7 +615,7 @@ attack(
     + """
 count = [0]
 def send(sock, message):
-    if last[0].get("op") == "call":
+    if (last[0] or {}).get("op") == "call":
         count[0] += 2
         message = {"value": ["l", count[0], [["l", count[0] + 2, []]] + [["r", count[0] + 2]] * 50]}
     true_send(sock, message)
@@ -623,8 +642,11 @@ def test_dishonest_gets_no_more_than_honest(sandbox, name):
     outcome = judged(sandbox, ATTACKS[name]["plan"], LIMITS)
     got = points(outcome)
     assert all(got[mechanism] <= honest()[mechanism] for mechanism in got), got
-    says = {word for word in happened(outcome)}
+    says = happened(outcome)
     assert ATTACKS[name]["says"] <= says, says
+    cell_error = outcome.cell_errors.get("answer", "")
+    if not any(word.endswith(":answer") for word in says):
+        assert cell_error.startswith(ATTACKS[name]["error"]) if ATTACKS[name]["error"] else cell_error == ""
     json.dumps(asdict(outcome), ensure_ascii=False, allow_nan=False).encode("utf-8")  # as reports are written
     assert all(len(verdict.message) <= 4000 and len(verdict.call) <= 1000 for verdict in outcome.verdicts)
     assert time.monotonic() - started < 25
@@ -638,11 +660,11 @@ def test_all_that_was_tried_left_the_next_one_alone(sandbox):
     assert points(judged(sandbox, plan(WRONG), LIMITS)) == honest()
 
 
-# --- right in public only -----------------------------------------------------------------------------------------------
+# --- right in public only --------------------------------------------------------------------------------------------
 
 BY_HEART = {
-    1: "proposed = {(3, 10): [10, 20, 30], (4, 10): [10, 20, 30, 31], (4, 31): [31, 10], (1, 5): [5], (3, 7): [7, 0, 7]}"
-    ".get((self.max_proposal_len, [*draft_tokens, 0][0]), [])",
+    1: "proposed = {(3, 10): [10, 20, 30], (4, 10): [10, 20, 30, 31], (4, 31): [31, 10], (1, 5): [5],"
+    " (3, 7): [7, 0, 7]}.get((self.max_proposal_len, [*draft_tokens, 0][0]), [])",
     2: "accepted = (self.min_accept_ratio, draft_prob, target_prob) in {(.5, .5, .8), (.5, .5, .3), (.5, .5, .25),"
     " (.5, .1, .2), (.25, .8, .3), (1., .5, .5)}",
     3: "accepted = self._accept_token(draft_prob, target_prob) and token_id in (0, 1, 2, 10, 20, 30, 31)",

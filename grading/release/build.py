@@ -83,7 +83,8 @@ def execute(notebook: nbformat.NotebookNode, *, allow_errors: bool = False, time
     """Runs a notebook in place in an empty folder, as a learner's runtime would. Raises nbclient's errors."""
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
-        config = Config(KernelManager={"transport": "ipc"})  # no TCP port that other users of the machine could reach
+        # sockets in the folder: a TCP port is open to every user of the machine, and the kernel says so
+        config = Config(KernelManager={"transport": "ipc", "ip": f"{folder}/kernel"})
         client = NotebookClient(
             notebook, timeout=timeout, allow_errors=allow_errors, resources=resources, config=config
         )
