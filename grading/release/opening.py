@@ -37,10 +37,9 @@ def opening(path: str, address: str) -> str:
             f"({MODELSCOPE})（在免费实例的终端里 `git clone {address}`，再打开 `{path}`）"
         )
     return (
-        f"**在云端打开**：把这个文件（`{Path(path).name}`）下载到本地，然后上传——\n"
-        f"[Colab]({COLAB}/#create=true)：菜单“文件 → 上传笔记本”；\n"
-        f"[ModelScope 免费实例]({MODELSCOPE})：启动 CPU 环境，拖进左侧文件栏。\n"
-        "只要这一个文件，不需要 GPU。"
+        f"**在云端打开**：只要 `{Path(path).name}` 这一个文件，不需要 GPU。下载到本地之后——\n\n"
+        f"- [Colab]({COLAB}/#create=true)：菜单“文件 → 上传笔记本”；\n"
+        f"- [ModelScope 免费实例]({MODELSCOPE})：启动 CPU 环境，把文件拖进左侧文件栏。"
     )
 
 

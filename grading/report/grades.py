@@ -42,6 +42,11 @@ def write_csv(path: Path, results: Iterable[Result], mechanisms: Sequence[str]) 
     os.replace(partial, path)
 
 
+def _cut(text: str, most: int = 100) -> str:
+    """The whole of it stands in grades.csv."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def _width(text: str) -> int:
     return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)
 
@@ -53,7 +58,7 @@ def table(results: Sequence[Result], mechanisms: Sequence[str]) -> str:
     for result in results:
         scores = [number(result.mechanism(name)) for name in mechanisms]
         total = "" if result.score is None else f"{number(result.score)}/{number(result.max_score)}"
-        notes = "; ".join(([result.reason] if result.reason else []) + list(result.flags))
+        notes = _cut("; ".join(([result.reason] if result.reason else []) + list(result.flags)))
         lines.append([result.student_id, result.status, *scores, total, notes])
     widths = [max(_width(line[i]) for line in lines) for i in range(len(head))]
     numeric = range(2, len(head) - 1)

