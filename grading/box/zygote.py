@@ -22,6 +22,7 @@ from .shell import make_shell
 
 CONTROL, LIFE = 0, 1  # order of the sockets in a request
 PAGE = os.sysconf("SC_PAGE_SIZE")
+SHORTEST_PAUSE = 0.02  # seconds between two looks at a box
 
 
 def preload() -> object:
@@ -47,29 +48,32 @@ def quiet_files(keep: set[int]) -> None:
         os.closerange(low + 1, high)
 
 
-def family(root: int) -> list[tuple[int, int]]:
-    """(pid, private resident bytes) of `root` and all its descendants, from /proc."""
-    parents, memory = {}, {}
+def family() -> list[int]:
+    """All descendants of this process, from /proc."""
+    parents = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-                with open(f"/proc/{name}/statm", "rb") as file:
-                    _, resident, shared = map(int, file.read().split()[:3])
-                memory[int(name)] = (resident - shared) * PAGE
-            except (OSError, IndexError, ValueError):
-                continue  # it ended meanwhile
-    found = {root}
-    grew = True
-    while grew:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        found |= more
-        grew = bool(more)
-    return [(pid, memory[pid]) for pid in found if pid in memory]
+            # it may end meanwhile
+            with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    found, new = set(), {os.getpid()}
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new} - found
+        found |= new
+    return list(found)
 
 
-def own_memory(pid: int, otherwise: int) -> int:
+def private_memory(pid: int) -> int:
+    """Bytes that a process has in memory and that no file or shared memory stands for; the zygote's among them."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared = map(int, file.read().split()[:3])
+        return (resident - shared) * PAGE
+    except (OSError, ValueError):
+        return 0  # it ended meanwhile
+
+
+def own_memory(pid: int) -> int:
     """Bytes of memory that a process has to itself: a page that it shares with n - 1 others counts for one nth."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
@@ -78,32 +82,24 @@ def own_memory(pid: int, otherwise: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0  # it ended meanwhile
     except (OSError, KeyError):
-        return otherwise  # it does not let itself be read
+        return private_memory(pid)  # it does not let itself be read
 
 
-def too_much(init: int, limits: dict) -> str:
+def too_much(processes: list[int], limits: dict) -> str:
     """What a box uses too much of: "processes", "memory" or ""."""
-    processes = family(init)
     # RLIMIT_NPROC bounds what fork gives, and this ends a box that lives at the bound
     if len(processes) >= limits["processes"] - 2:
         return "processes"
     # a fork shares most of its pages with the zygote: looked at closely, which is slow, only where it may matter
     room = limits["memory_bytes"] + isolate.zygote_private()
-    if sum(size for _, size in processes) <= room:
+    if sum(map(private_memory, processes)) <= room:
         return ""
-    return "memory" if sum(own_memory(*process) for process in processes) > room else ""
-
-
-def end_all(init: int) -> None:
-    """Kills a box. Its first process takes all others along where it is one of a process namespace."""
-    for pid, _ in family(init):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    return "memory" if sum(map(own_memory, processes)) > room else ""
 
 
 def end_orphans() -> None:
     """Without namespaces, what a worker left running is this process's to end."""
-    while left := [pid for pid, _ in family(os.getpid()) if pid != os.getpid()]:
+    while left := family():
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -117,21 +113,20 @@ def watch(init: int, life: socket.socket, limits: dict) -> dict:
     poll = select.poll()
     poll.register(life, select.POLLIN | select.POLLHUP)
     poll.register(os.pidfd_open(init), select.POLLIN)
-    reason, pause = "", 0.02
+    reason, pause = "", SHORTEST_PAUSE
     while True:
         pid, status = os.waitpid(init, os.WNOHANG)
         if pid:
             return {"ended": os.waitstatus_to_exitcode(status), "reason": reason}
+        happened = dict(poll.poll(pause * 1000))
         if not reason:
-            reason = too_much(init, limits)
-            if not reason and life.fileno() in dict(poll.poll(pause * 1000)):
-                reason = "hung up"
+            processes = family()
+            reason = "hung up" if life.fileno() in happened else too_much(processes, limits)
             if reason:
                 poll.unregister(life)
-                end_all(init)
-        else:
-            poll.poll(pause * 1000)
-        pause = min(0.1, pause * 1.5)
+                os.kill(init, signal.SIGKILL)  # takes all others along, where it is the first of a namespace
+            # more than init, worker and a helper may be a bomb
+            pause = SHORTEST_PAUSE if len(processes) > 3 else min(0.1, pause * 1.5)
 
 
 def init_process(control: socket.socket, told: int, shell, limits: dict, kept: dict[str, str] | None) -> None:

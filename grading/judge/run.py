@@ -101,8 +101,11 @@ class Session:
 
     def add(self, step: Step) -> None:
         """Runs a learner's cell. One that kills its worker or never ends is noted, and left out from then on."""
-        if self._worker is None:
-            self._renew()
+        try:
+            self.worker()
+        except WorkerFault as fault:
+            if fault.kind == "sandbox":
+                raise
         if self._run(step):
             self._done.append(step)
 
@@ -129,14 +132,14 @@ class Session:
             self._worker.allow(seconds)
             reply = self._worker.request({"op": "run", "source": step.source})
         except WorkerFault as fault:
-            self.cell_errors[step.name] = f"{fault.kind}: {fault}"
+            self.cell_errors[step.name] = plain(f"{fault.kind}: {fault}")
             self.flags.add(f"cell_{fault.kind}:{step.name}")
             self.drop()
             if fault.kind == "sandbox":
                 raise
             return False
         if reply.get("error") is not None:
-            self.cell_errors[step.name] = f"{reply['error']['name']}: {reply['error']['message']}"[:MAX_MESSAGE]
+            self.cell_errors[step.name] = plain(f"{reply['error']['name']}: {reply['error']['message']}")
         return True
 
     def drop(self) -> None:
@@ -179,9 +182,9 @@ def _check(bench: Bench, cell: Cell, session: Session, limits: Limits, faults: d
             error = worker.fault  # whatever the test cell made of it: a pass needs evidence
     except WorkerFault as fault:
         error, call = fault, ""
-        if fault.kind == "sandbox":
-            raise
-    verdict = Verdict(cell.grade_id, error is None, call=call, seconds=time.monotonic() - started)
+    if isinstance(error, WorkerFault) and error.kind == "sandbox":
+        raise error
+    verdict = Verdict(cell.grade_id, error is None, call=plain(call), seconds=time.monotonic() - started)
     if isinstance(error, WorkerFault):
         faults[cell.mechanism] = faults.get(cell.mechanism, 0) + 1
         session.drop()
@@ -193,7 +196,12 @@ def _check(bench: Bench, cell: Cell, session: Session, limits: Limits, faults: d
 
 def _described(error: BaseException) -> tuple[str, str]:
     if isinstance(error, NoPlainForm):
-        return "NoPlainForm", f"the returned value cannot be compared: {error}"
+        return "NoPlainForm", plain(f"the returned value cannot be compared: {error}")
     if isinstance(error, Unsendable):
-        return "Unsendable", f"the test cell passed what has no plain form: {error}"
-    return type(error).__name__, str(error)[:MAX_MESSAGE]
+        return "Unsendable", plain(f"the test cell passed what has no plain form: {error}")
+    return type(error).__name__, plain(str(error))
+
+
+def plain(text: str) -> str:
+    """Text that a learner's code may have made, short, and such that every report can be written: no lone surrogate."""
+    return text[:MAX_MESSAGE].encode("utf-8", "replace").decode("utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -154,36 +155,65 @@ class Sandbox:
         self._launch()
 
     def _all_ways(self):
-        """(what it is, command builder) for every way to start a zygote here, best first. Raises SandboxError."""
+        """(what it is, command builder, uid) for every way to start a zygote here, best first. Raises SandboxError.
+
+        No way runs boxes as root, whom the kernel exempts from the limit on processes.
+        """
         if self.kind == "none":
-            yield "no sandbox", lambda channel, files: zygote_code(str(BOX_FOLDER.parent), channel, None, 0)
+            yield "no sandbox", lambda channel, files: zygote_code(str(BOX_FOLDER.parent), channel, None, 0), None
             return
         if sys.platform != "linux":
             raise SandboxError(HELP)
         for bwrap in bubblewraps():
-            for as_root in [True, False] if os.geteuid() == 0 else [False]:
-                yield bwrap, partial(bwrap_command, bwrap, as_root=as_root)
+            if os.geteuid() == 0:
+                yield bwrap, partial(bwrap_command, bwrap, as_root=True), None
+                yield f"{bwrap}, started as nobody", partial(bwrap_command, bwrap, as_root=False), NOBODY
+            else:
+                yield bwrap, partial(bwrap_command, bwrap, as_root=False), None
 
     def _launch(self) -> None:
-        if not self._ways:
-            tried = self._failures or ["bwrap was not found"]
-            raise SandboxError("\n".join([HELP, "What was tried:", *(f"  {failure}" for failure in tried)]))
-        self._way, command = self._ways[0]
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Starts a zygote in the first way that is left and whose program starts. Raises SandboxError."""
+        while self._ways:
+            self._way, command, user = self._ways[0]
+            try:
+                self._start(command, user)
+                return
+            except OSError as error:
+                self._give_up(str(error))
+        tried = self._failures or ["bwrap was not found"]
+        raise SandboxError("\n".join([HELP, "What was tried:", *(f"  {failure}" for failure in tried)]))
+
+    def _give_up(self, failure: str) -> None:
+        self._failures.append(f"{self._way}: {failure}")
+        self._ways.pop(0)
+
+    def _start(self, command, user: int | None) -> None:
+        channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         files = {"/etc/passwd": memory_file(PASSWD), "/etc/group": memory_file(GROUP)}
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process that writes to it)
-        self._process = subprocess.Popen(
-            command(theirs.fileno(), files),
-            pass_fds=[theirs.fileno(), *files.values()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            env=os.environ | ENVIRONMENT if self.kind == "none" else {},
-            start_new_session=True,
-        )
-        theirs.close()
-        for number in files.values():
-            os.close(number)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process that writes to it)
+        try:
+            self._process = subprocess.Popen(
+                command(theirs.fileno(), files),
+                pass_fds=[theirs.fileno(), *files.values()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=os.environ | ENVIRONMENT if self.kind == "none" else {},
+                start_new_session=True,
+                cwd="/",
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
+            )
+        except OSError:
+            channel.close()
+            errors.close()
+            raise
+        finally:
+            theirs.close()
+            for number in files.values():
+                os.close(number)
+        self._channel, self._errors = channel, errors
 
     def wait(self) -> Sandbox:
         """Blocks until a zygote has made one box; tries every way there is. Raises SandboxError."""
@@ -194,15 +224,15 @@ class Sandbox:
             except OSError as error:
                 failure = str(error)
             self._channel.settimeout(None)
-            failure = failure or probe(self._channel)
-            if not failure:
+            if failure:
+                self._process.wait(5) if failure == "it ended" else None
+                self._errors.seek(0)
+                said = self._errors.read(4000).decode("utf-8", "replace").strip().split("\n")[-1]
+                failure = said or failure
+            elif not (failure := probe(self._channel)):
                 return self
-            self._process.wait(5) if failure == "it ended" else None
-            self._errors.seek(0)
-            said = self._errors.read(4000).decode("utf-8", "replace").strip().split("\n")[-1]
-            self._failures.append(f"{self._way}: {said or failure}")
             self.close()
-            self._ways.pop(0)
+            self._give_up(failure)
             self._launch()
 
     def box(self, limits: Limits) -> tuple[socket.socket, socket.socket]:
@@ -210,7 +240,10 @@ class Sandbox:
         return ask_for_box(self._channel, limits)
 
     def alive(self) -> bool:
-        return self._process.poll() is None
+        """Whether the zygote still listens; its process may take a moment longer to be gone."""
+        hung_up = select.poll()
+        hung_up.register(self._channel, 0)
+        return not hung_up.poll(0) and self._process.poll() is None
 
     def restart(self) -> None:
         """Starts another zygote, the way that worked before."""
