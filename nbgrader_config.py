@@ -6,12 +6,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # nbgrader imports our preprocessors; the project is not installed as a package
 
+from nbconvert.preprocessors import CSSHTMLHeaderPreprocessor  # noqa: E402
 from nbgrader.preprocessors import (  # noqa: E402
     AssignLatePenalties,
     CheckCellMetadata,
     ClearHiddenTests,
     ClearOutput,
     ComputeChecksums,
+    GetGrades,
     IgnorePattern,
     LimitOutput,
     LockCells,
@@ -20,7 +22,7 @@ from nbgrader.preprocessors import (  # noqa: E402
     SaveCells,
 )
 
-from grading.nbgrader_steps import Judge, TakeLearnersCode  # noqa: E402
+from grading.nbgrader_steps import HideHiddenTests, Judge, TakeLearnersCode  # noqa: E402
 from grading.release.preprocessors import DropInstructorCells, FillOpening, TodoStubs  # noqa: E402
 
 c = get_config()  # noqa: F821  (defined by traitlets when it reads this file)
@@ -61,3 +63,6 @@ c.Autograde.autograde_preprocessors = [
     AssignLatePenalties,
     CheckCellMetadata,
 ]
+
+# The default list shows learners the hidden tests; HideHiddenTests takes them out first.
+c.GenerateFeedback.preprocessors = [HideHiddenTests, GetGrades, CSSHTMLHeaderPreprocessor]

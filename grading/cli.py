@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="write the class report of a results folder again")
     report.add_argument("--out", type=Path, default=Path("."), metavar="DIR", help="the results folder (default: here)")
+    report.add_argument("--db", metavar="URL", help="another gradebook than DIR/gradebook.db")
     report.add_argument("--chapter", metavar="NAME", help="which chapter, where source/ holds several")
     return top
 

@@ -82,17 +82,21 @@ def run(arguments: argparse.Namespace) -> int:
         stack.callback(progress.close)
         for result in ledger.results.values():
             writer.restore(result)
-        for one, prepared, result in work:
-            writer.write(one, prepared, result)
+        for _, prepared, result in work:
+            writer.write(prepared, result)
             ledger.done(result)
             log.write(json.dumps({"time": time.time()} | result.to_json()) + "\n")
             log.flush()
             progress.step(failed=result.status != GRADED)
-    ordered = [ledger.results[one.student_id] for one in handed]
+        ordered = [record.with_manual_scores(result) for result in ledger.everybody()]
+        for result in ordered:
+            writer.feedback(result)
     summarise(ordered, course, out, sandbox, seed)
     graded = len(ledger.todo)
-    print(f"\n{len(ordered)} learners, {graded} graded now, {len(ordered) - graded} unchanged", end="; ")
+    print(f"\n{len(handed)} learners, {graded} graded now, {len(handed) - graded} unchanged", end="; ")
     print(f"{time.monotonic() - started:.1f} s")
+    if absent := len(ordered) - len(handed):
+        print(f"{absent} graded before are not in this inbox: their rows stay, flagged not_in_this_inbox")
     for line in ledger.moved():
         print(f"moved: {line}")
     if sandbox == "none":
@@ -103,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Writer:
-    """Writes what belongs to one learner: gradebook, notebooks, feedback."""
+    """Writes what belongs to one learner: gradebook, notebooks, feedback page."""
 
     def __init__(self, out: Path, course: Course, record):
         self.out, self.course, self.record = out, course, record
@@ -112,9 +116,9 @@ class Writer:
         name = self.course.chapter.name
         return self.out / step / student_id / name / f"{name}.ipynb"
 
-    def write(self, one: Handed, prepared: Prepared | None, result: Result) -> None:
+    def write(self, prepared: Prepared | None, result: Result) -> None:
+        """Records a result and the notebooks that belong to it."""
         from grading.record import notebooks
-        from grading.report.feedback import write_feedback
 
         if prepared is not None and result.status == GRADED:
             notebook = notebooks.submitted(self.course, prepared.plan)
@@ -125,16 +129,16 @@ class Writer:
             for step in ("submitted", "autograded"):
                 self._path(step, result.student_id).unlink(missing_ok=True)
         self.record.write(result)
-        write_feedback(self.out / "feedback", result, self.course.chapter)
 
     def restore(self, result: Result) -> None:
-        """Makes sure that a result from an earlier run is in the gradebook and has its feedback."""
-        from grading.report.feedback import write_feedback
-
+        """Makes sure that a result from an earlier run is in the gradebook."""
         if not self.record.holds(result):
             self.record.write(result)
-        if not (self.out / "feedback" / f"{result.student_id}.html").exists():
-            write_feedback(self.out / "feedback", result, self.course.chapter)
+
+    def feedback(self, result: Result) -> None:
+        from grading.report.feedback import write_feedback
+
+        write_feedback(self.out / "feedback", result, self.course.chapter)
 
 
 def summarise(results: list[Result], course: Course, out: Path, sandbox: str, seed: int) -> None:

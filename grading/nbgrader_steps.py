@@ -14,7 +14,7 @@ from nbformat.notebooknode import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Enum, Integer
 
-from grading.chapter import ROOT
+from grading.chapter import BEGIN_HIDDEN, ROOT, without_hidden
 from grading.intake.rebuild import rebuild
 from grading.judge.pool import Judges
 from grading.record.gradebook import folder_of
@@ -52,6 +52,18 @@ class TakeLearnersCode(NbGraderPreprocessor):
         for flag in rebuilt.plan.flags:
             self.log.warning("repaired: %s", flag)
         return nbformat.from_dict(submitted(course, rebuilt.plan)), resources
+
+
+class HideHiddenTests(NbGraderPreprocessor):
+    """Takes hidden checks out of nbgrader's own feedback: their code, and what their errors say."""
+
+    def preprocess_cell(self, cell: NotebookNode, resources, index: int):
+        if cell.cell_type == "code" and BEGIN_HIDDEN in cell.source:
+            cell.source = without_hidden(cell.source)
+            for output in cell.outputs:
+                if output.output_type == "error":
+                    output.update(ename="隐藏检查", evalue="没有通过", traceback=["隐藏检查没有通过"])
+        return cell, resources
 
 
 class Judge(NbGraderPreprocessor):

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 from grading.chapter import ROOT
 from grading.intake.inbox import Handed
-from grading.result import Result
+from grading.result import MISSING, Result
 from grading.unit import NOT_JUDGED, Course
 
 FOLDER = ".results"
@@ -110,6 +111,12 @@ class Ledger:
         settled = not result.reason.startswith(NOT_JUDGED)
         self._state.save(self._keys[result.student_id] if settled else "", result)
         self.results[result.student_id] = result
+
+    def everybody(self) -> list[Result]:
+        """This run's results and those of learners who were graded before and are not in this inbox, by student id."""
+        others = [r for r in self._state.all() if r.student_id not in self._keys and r.status != MISSING]
+        kept = [replace(result, flags=(*result.flags, "not_in_this_inbox")) for result in others]
+        return sorted([*self.results.values(), *kept], key=lambda result: result.student_id)
 
     def moved(self) -> list[str]:
         """The learners whose status or score is another than in the last run, in words."""

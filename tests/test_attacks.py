@@ -487,7 +487,7 @@ def receive(read, true_receive=serve.receive_frame):
     return last[0]
 serve.receive_frame = receive
 """
-FRAMES = {  # instead of every reply to a call: (bytes, or a reply), what the outcome says
+FRAMES = {  # instead of every reply to a call of propose: (bytes, or a reply), what the outcome says
     "not JSON": ("b'{'", "protocol"),
     "a list": ("b'[]'", "protocol"),
     "empty": ("b''", "protocol"),
@@ -544,7 +544,7 @@ for name, (frame, says) in FRAMES.items():
         HIJACK
         + f"""
 def send(sock, message):
-    if (last[0] or {{}}).get("op") != "call": return true_send(sock, message)
+    if (last[0] or {{}}).get("attr") != "propose": return true_send(sock, message)
     reply = {frame}
     raw(reply) if isinstance(reply, bytes) else say(reply)
 serve.send_frame = send

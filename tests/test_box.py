@@ -587,8 +587,28 @@ def probe():
     with box(sandbox) as hostile:
         assert hostile.run(TOOLS + source) is None
         count, refused = hostile.call()
-        assert 100 < count <= 256 and refused
+        assert 64 < count <= 128 and refused
         assert hostile.call()[0] == count
+
+
+def test_buffers_of_sockets_are_bounded(sandbox):
+    """The kernel's memory for them is in no process's account: a box may hold so many sockets, so large, no larger."""
+    source = """
+def probe():
+    hoard, held = [], 0
+    larger = code_of(lambda: socket.socket(socket.AF_UNIX).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22))
+    try:
+        while True: hoard += socket.socketpair()
+    except OSError:
+        for end in hoard:
+            end.setblocking(False)
+            try:
+                while True: held += end.send(b"x" * 65536)
+            except OSError: pass
+    return larger, len(hoard), held
+"""
+    larger, count, held = answers(sandbox, source)
+    assert larger == "EPERM" and count <= 128 and held < 32 * MIB
 
 
 # --- output, crashes -------------------------------------------------------------------------------------------------
@@ -757,6 +777,9 @@ def test_filter_on_both_architectures(machine, column):
     for flags, fine in ((private | anonymous, True), (private, True), (shared, True), (shared | anonymous, False)):
         assert (run_filter(machine, arch, mmap_, (0, 4096, 3, flags, 0)) == isolate.ALLOW) == fine
     assert run_filter(machine, arch, mmap_, (0, 4096, 3, 3 | anonymous, 0)) != isolate.ALLOW
+    setsockopt = {0: 54, 1: 208}[column]
+    assert run_filter(machine, arch, setsockopt, (3, 1, 7)) != isolate.ALLOW
+    assert run_filter(machine, arch, setsockopt, (3, 1, 2)) == isolate.ALLOW
     if machine == "x86_64":
         assert run_filter(machine, arch, 0x40000000 + 1) != isolate.ALLOW  # the x32 numbers
 
@@ -929,6 +952,14 @@ def probe():
     assert answers(sandbox, source, Limits()) == [
         6, "learner", home, "kept", "hi\n", "thread", [1, 2], 0.0, 4096.0, (1,), home
     ]  # fmt: skip
+
+
+def test_security_md_names_the_real_limits():
+    text, limits = (ROOT / "SECURITY.md").read_text("utf-8"), Limits()
+    seconds = f"{limits.check_seconds:.0f} s, {limits.cell_seconds:.0f} s, {limits.total_seconds:.0f} s"
+    assert seconds in text and f"{limits.memory_bytes / 1024**3:.1f} GiB" in text
+    assert f"{limits.disk_bytes // MIB} MiB in all, {limits.file_bytes // MIB} MiB a file" in text
+    assert f"| processes, open files of each | {limits.processes}, {isolate.OPEN_FILES} |" in text
 
 
 def test_full_marks_after_all_this(sandbox):

@@ -155,6 +155,55 @@ def test_only_what_changed_is_graded_again_and_manual_scores_stay(small):
     assert " 3 graded now" in grade(small / "inbox", out, "--seed", "5").stdout, "another seed is another test"
 
 
+def test_a_score_given_by_hand_stands_in_every_table(small, ch):
+    grade(small / "inbox", small / "out")
+    out, student = small / "out", "03_two_of_three"
+    before = float(rows(out)[student]["score"])
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{out / 'gradebook.db'}") as gradebook:
+        given = gradebook.find_grade("test_verify_public", ch.name, ch.name, student)
+        given.manual_score = 5
+        gradebook.db.commit()
+    again = [grade(small / "inbox", out)]
+    again.append(subprocess.run([sys.executable, "-m", "grading", "report", "--out", str(out)], cwd=ROOT, check=True))
+    for _ in again:
+        row = rows(out)[student]
+        assert float(row["score"]) == before + 5 and "manual_score:1" in row["flags"]
+
+
+def test_a_later_batch_keeps_the_rows_of_the_first(small):
+    grade(small / "inbox", small / "out")
+    (small / "late").mkdir()
+    (small / "inbox" / "03_two_of_three").rename(small / "late" / "newcomer")
+    done = grade(small / "late", small / "out")
+    found = rows(small / "out")
+    assert set(found) == {"01_complete", "03_two_of_three", "12_not_a_notebook", "newcomer"}
+    assert "not_in_this_inbox" in found["01_complete"]["flags"] and found["01_complete"]["score"] == "100"
+    assert "3 graded before are not in this inbox" in done.stdout
+
+
+def test_what_hidden_checks_ask_never_comes_back_in_what_public_ones_say(small):
+    """A learner's code that keeps all that it is asked, and tells it in a later error."""
+    (path,) = (small / "inbox" / "01_complete").glob("*.ipynb")
+    notebook = json.loads(path.read_text("utf-8"))
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if "class MultiTokenDecoderSim" in source:
+            spy = "import builtins\nbuiltins.seen = []\n" + source.replace(
+                "        if draft_prob <= 0:", "        seen.append(round(target_prob, 9))\n        if draft_prob <= 0:"
+            )
+            cell["source"] = spy.replace(
+                "        draft_probs = torch.as_tensor(draft_probs)",
+                "        raise KeyError(f'{len(seen)} seen')\n        draft_probs = torch.as_tensor(draft_probs)",
+                1,
+            )
+    path.write_text(json.dumps(notebook), "utf-8")
+    grade(small / "inbox", small / "out")
+    page = (small / "out" / "feedback" / "01_complete.html").read_text("utf-8")
+    assert "11 seen" in page, "the public checks of accept ask eleven times, and no more may be told"
+
+
 def test_the_seed_is_made_once_and_kept(small):
     grade(small / "inbox", small / "out")
     seeds = {row["seed"] for row in rows(small / "out").values()}
@@ -235,6 +284,24 @@ def test_nbgrader_autograde_gives_the_same_scores(small, ch):
         assert done.returncode == 0, done.stderr
     recorded = [scores(folder / "gradebook.db") for folder in (out, again)]
     assert recorded[0] == recorded[1] and len(recorded[0]) == 2 * len(ch.tests)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "nbgrader",
+            "generate_feedback",
+            ch.name,
+            *common,
+            f"--CourseDirectory.feedback_directory={again / 'feedback'}",
+        ],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    pages = [page.read_text("utf-8") for page in (again / "feedback").rglob("*.html")]
+    assert done.returncode == 0 and len(pages) == 2
+    assert not any("HIDDEN TESTS" in page or "GRADING_SEED" in page for page in pages)
     notebook = json.loads((again / "autograded" / "03_two_of_three" / ch.name / f"{ch.name}.ipynb").read_text("utf-8"))
     outputs = {
         cell["metadata"]["nbgrader"]["grade_id"]: cell["outputs"][0]["output_type"]

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {".ci", "autograded", "docs", "grading", "mtp", "notebooks", "release", "samples", "source", "tests"}
 FILES = {".gitattributes", ".gitignore", "LICENSE", "LICENSE-CC-BY-4.0", "Makefile", "README.md", "SECURITY.md"}
 FILES |= {"nbgrader_config.py", "pyproject.toml", "requirements.txt"}
-# A home folder with a file below it, as it gets into tracebacks and configuration.
-HOME_PATH = re.compile(r"(?<![\w.])(?:/root|/home/[\w.-]+|/Users/[\w.-]+|[A-Z]:\\+Users\\+[\w.-]+)[/\\]")
+# A home folder with a file below it, as it gets into tracebacks and configuration; /home/learner is the sandbox's.
+HOME_PATH = re.compile(r"(?<![\w.])(?:/root|/home/(?!learner\b)[\w.-]+|/Users/[\w.-]+|[A-Z]:\\+Users\\+[\w.-]+)[/\\]")
 
 
 def tracked_files() -> list[Path]:

@@ -345,3 +345,16 @@ def test_inboxes_that_cannot_be_used(tmp_path):
 def test_data_comes_as_it_is(tmp_path):
     content = data(notebook("x = '变量'"))
     assert got(made(tmp_path / "in", {"s/x.ipynb": content}))["s"].files[0].data == content
+
+
+def test_namesakes_on_a_platform_are_never_put_together(tmp_path):
+    for number in (12345, 12346):
+        folder = tmp_path / "inbox" / f"张三_{number}_assignsubmission_file_"
+        folder.mkdir(parents=True)
+        (folder / "hw.ipynb").write_text('{"cells": [], "nbformat": 4}', "utf-8")
+    roster = tmp_path / "roster.csv"
+    roster.write_text("学号,姓名\n2026001,张三\n2026002,李四\n", "utf-8")
+    found = {one.student_id: one for one in collect(tmp_path / "inbox", roster)}
+    handed = [one for one in found.values() if not one.missing]
+    assert len(handed) == 2 and all(len(one.files) == 1 and "ambiguous_name" in one.flags for one in handed)
+    assert {one.student_id for one in found.values() if one.missing} == {"2026001", "2026002"}

@@ -26,6 +26,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 2
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 
 LEARNER = 1000  # uid and gid inside the box
+OPEN_FILES = 128  # of a process; each may be a socket, whose buffers no count of a process's pages shows
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -116,7 +117,7 @@ def limit(memory_bytes: int, processes: int, file_bytes: int, cpu_seconds: int) 
         resource.RLIMIT_AS: _zygote["mapped"] + memory_bytes,
         resource.RLIMIT_NPROC: processes,
         resource.RLIMIT_FSIZE: file_bytes,
-        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
@@ -210,9 +211,9 @@ DENIED = {
     "iopl": (172, None),
     "ioperm": (173, None),
 }
-ARCHITECTURES = {  # column in DENIED, AUDIT_ARCH, numbers of clone, socket, socketpair, mmap
-    "x86_64": (0, 0xC000003E, 56, 41, 53, 9),
-    "aarch64": (1, 0xC00000B7, 220, 198, 199, 222),
+ARCHITECTURES = {  # column in DENIED, AUDIT_ARCH, numbers of clone, socket, socketpair, mmap, setsockopt
+    "x86_64": (0, 0xC000003E, 56, 41, 53, 9, 54),
+    "aarch64": (1, 0xC00000B7, 220, 198, 199, 222, 208),
 }
 CLONE3 = 435
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
@@ -220,13 +221,13 @@ ALL_NAMESPACES = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | NEWCGROUP
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06  # BPF opcodes
-NUMBER, ARCH, ARGUMENT0, ARGUMENT3 = 0, 4, 16, 40  # offsets in struct seccomp_data (little endian)
-MAP_SHARED, MAP_ANONYMOUS = 0x01, 0x20
+NUMBER, ARCH, ARGUMENT0, ARGUMENT2, ARGUMENT3 = 0, 4, 16, 32, 40  # offsets in struct seccomp_data (little endian)
+MAP_SHARED, MAP_ANONYMOUS, SO_SNDBUF = 0x01, 0x20, 7
 
 
 def filter_program(machine: str) -> bytes:
     """The BPF program for one architecture. Raises KeyError for one it has no numbers for."""
-    column, arch, clone, socket, socketpair, mmap = ARCHITECTURES[machine]
+    column, arch, clone, socket, socketpair, mmap, setsockopt = ARCHITECTURES[machine]
     steps: list[tuple[int, int, int, int]] = []
 
     def refuse_if(test: int, value: int, errno: int) -> None:
@@ -251,6 +252,7 @@ def filter_program(machine: str) -> bytes:
     # shared memory without a file stays when it is unmapped, so it would escape the warden's count; /dev/shm does not
     both = MAP_SHARED | MAP_ANONYMOUS
     only_for(mmap, [(LOAD, 0, 0, ARGUMENT3), (AND, 0, 0, both), (EQUAL, 0, 1, both), refuse_flags, allowed])
+    only_for(setsockopt, [(LOAD, 0, 0, ARGUMENT2), (EQUAL, 0, 1, SO_SNDBUF), refuse_flags, allowed])
     steps.append(allowed)
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 

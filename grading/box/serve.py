@@ -59,7 +59,9 @@ class Worker:
             number = len(self.handles) + 1
             self.handles[number] = value
             self.handle_of[id(value)] = number
-        return ["o", number, type(value).__name__[:80]]
+        kind = type(value)
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        return ["o", number, f"{module}{kind.__name__}"[:80]]
 
     def _special(self, tag, body):
         if tag == "c":

@@ -69,13 +69,17 @@ def collect(inbox: Path, roster: Path | None = None) -> list[Handed]:
     entries = _peeled(_entries(inbox), listed, chapters, inbox)
     piles: dict[str, _Pile] = {}
     prefix = _common_prefix(entries, chapters)
+    owned = []
     for entry in entries:
         owner = _owner(entry, listed, chapters)
         if owner is None:
             continue
         if prefix and owner.id == prefix and len(entry.parts) == 1:
             owner = replace(owner, id=owner.who)
-        matched = listed.match(owner) if listed is not None else None
+        owned.append((entry, owner))
+    namesakes = _namesakes({owner for _, owner in owned}, listed)
+    for entry, owner in owned:
+        matched = listed.match(owner) if listed is not None and owner not in namesakes else None
         student = matched or owner.id
         pile = piles.setdefault(naming.same(student), _Pile(student, matched is not None))
         pile.entries.append(entry)
@@ -83,6 +87,8 @@ def collect(inbox: Path, roster: Path | None = None) -> list[Handed]:
             pile.names.append(owner.id)
         if owner.late:
             pile.flags.append("late")
+        if owner in namesakes:
+            pile.flags.append("ambiguous_name")
     if not piles:
         raise InboxError(f"{inbox}: no submissions in it")
     missing = [one for one in listed.ids if naming.same(one) not in piles] if listed is not None else []
@@ -90,6 +96,18 @@ def collect(inbox: Path, roster: Path | None = None) -> list[Handed]:
     handed = [_handed(ids[pile.id], pile, listed is not None) for pile in piles.values()]
     handed += [Handed(ids[one], missing=True) for one in missing]
     return sorted(handed, key=lambda one: one.student_id)
+
+
+def _namesakes(owners: set[Owner], roster: Roster | None) -> set[Owner]:
+    """Learners whom a platform tells apart by number and the roster could only find by a name that they share.
+
+    Neither is then taken for the one on the roster: two people's work is never put together.
+    """
+    claims: dict[str, set[Owner]] = {}
+    for owner in owners:
+        if roster is not None and owner.platform and not roster.knows(owner) and (one := roster.match(owner)):
+            claims.setdefault(one, set()).add(owner)
+    return {owner for found in claims.values() if len({owner.id for owner in found}) > 1 for owner in found}
 
 
 def _common_prefix(entries: list[Entry], chapters: tuple[str, ...]) -> str:

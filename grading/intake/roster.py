@@ -48,6 +48,10 @@ class Roster:
         self._matched: dict[Owner, str | None] = {}
         self._by_name = {name: next(iter(found)) for name, found in people.items() if len(found) == 1}
 
+    def knows(self, owner: Owner) -> bool:
+        """Whether the roster has the very id or number that a submission carries."""
+        return any(text and key(text) in self._by_key for text in (owner.id, owner.number))
+
     def match(self, owner: Owner) -> str | None:
         """The roster's id of whom a submission is from; None if nobody, or not just one, fits."""
         if owner not in self._matched:

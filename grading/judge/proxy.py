@@ -5,6 +5,9 @@ from __future__ import annotations
 import builtins
 import re
 
+import numpy
+import torch
+
 from grading.box.wire import MAX_HANDLES, Decoder, Encoder, Malformed, Table, Unsendable
 from grading.judge.worker import Worker
 
@@ -31,6 +34,9 @@ def exception_of(error: dict) -> Exception:
 
 
 def shown(value: object) -> str:
+    """An argument as a learner would like to read it: a matrix by its shape, not by a screenful of numbers."""
+    if isinstance(value, torch.Tensor | numpy.ndarray):
+        return f"<{type(value).__name__} {tuple(value.shape)}>"
     try:
         text = repr(value)
     except Exception as error:  # what the learner's code has made of an argument
@@ -73,8 +79,10 @@ class Link:
         if handle not in self.objects:
             if len(self.objects) >= MAX_HANDLES:
                 raise Malformed("objects")
-            name = re.sub(r"\W", "_", body[1][:80]) or "object"
-            self.objects[handle] = type(name, (RemoteObject,), {"__slots__": ()})(self, handle, name)
+            module, _, name = re.sub(r"[^\w.]", "_", body[1][:80]).rpartition(".")
+            name = name or "object"
+            kind = type(name, (RemoteObject,), {"__slots__": (), "__module__": module or "builtins"})
+            self.objects[handle] = kind(self, handle, name)
         return self.objects[handle]
 
     def decode(self, *nodes) -> list:

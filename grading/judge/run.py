@@ -86,13 +86,16 @@ def method_names(chapter: Chapter) -> frozenset[str]:
 
 
 class Session:
-    """The worker of one submission, made anew and brought up to date whenever it was lost."""
+    """A worker of one submission, made anew and brought up to date whenever it was lost or is behind.
 
-    def __init__(self, sandbox: Sandbox, limits: Limits):
-        self._sandbox, self._limits = sandbox, limits
-        self._ends = time.monotonic() + limits.total_seconds
+    bad: names of learner's cells that killed a worker or never ended; shared, so that each is waited for once.
+    """
+
+    def __init__(self, sandbox: Sandbox, limits: Limits, ends: float, bad: set[str]):
+        self._sandbox, self._limits, self._ends, self._bad = sandbox, limits, ends, bad
         self._worker: Worker | None = None
-        self._done: list[Step] = []  # learner's cells that a new worker must run again
+        self._steps: list[Step] = []
+        self._run_so_far = 0
         self.flags: set[str] = set()
         self.cell_errors: dict[str, str] = {}
 
@@ -100,47 +103,38 @@ class Session:
         return self._ends - time.monotonic()
 
     def add(self, step: Step) -> None:
-        """Runs a learner's cell. One that kills its worker or never ends is noted, and left out from then on."""
-        try:
-            self.worker()
-        except WorkerFault as fault:
-            if fault.kind == "sandbox":
-                raise
-        if self._run(step):
-            self._done.append(step)
+        """A learner's cell, to be run before the next check."""
+        self._steps.append(step)
 
     def worker(self) -> Worker:
         """A worker in which all learner's cells so far have run. Raises WorkerFault when the total time is up."""
-        while self._worker is None:
+        while self._worker is None or self._run_so_far < len(self._steps):
             if self.left() <= 0:
                 raise WorkerFault("total", "the submission's total time is up")
-            self._renew()
+            if self._worker is None:
+                self._worker, self._run_so_far = Worker(*self._sandbox.box(self._limits)), 0
+            while self._worker is not None and self._run_so_far < len(self._steps):
+                self._run(self._steps[self._run_so_far])
+                self._run_so_far += 1
         return self._worker
 
-    def _renew(self) -> None:
-        self._worker = Worker(*self._sandbox.box(self._limits))
-        for step in list(self._done):
-            if not self._run(step):
-                self._done.remove(step)
-                return  # the loop in `worker` starts over without it
-
-    def _run(self, step: Step) -> bool:
-        seconds = min(self._limits.cell_seconds, self.left())
+    def _run(self, step: Step) -> None:
+        """Runs a learner's cell. One that kills its worker or never ends is noted, and left out from then on."""
+        if step.name in self._bad:
+            return
         try:
-            if seconds <= 0:
-                raise WorkerFault("total", "the submission's total time is up")
-            self._worker.allow(seconds)
+            self._worker.allow(min(self._limits.cell_seconds, max(0.0, self.left())))
             reply = self._worker.request({"op": "run", "source": step.source})
         except WorkerFault as fault:
-            self.cell_errors[step.name] = plain(f"{fault.kind}: {fault}")
-            self.flags.add(f"cell_{fault.kind}:{step.name}")
             self.drop()
             if fault.kind == "sandbox":
                 raise
-            return False
+            self._bad.add(step.name)
+            self.cell_errors[step.name] = plain(f"{fault.kind}: {fault}")
+            self.flags.add(f"cell_{fault.kind}:{step.name}")
+            return
         if reply.get("error") is not None:
             self.cell_errors[step.name] = plain(f"{reply['error']['name']}: {reply['error']['message']}")
-        return True
 
     def drop(self) -> None:
         if self._worker is not None:
@@ -151,20 +145,25 @@ class Session:
 
 def judge(bench: Bench, plan: Plan, seed: int, sandbox: Sandbox, limits: Limits) -> Outcome:
     """Judges one submission. Raises WorkerFault of kind "sandbox", or OSError, when no box can be made."""
-    started, faults = time.monotonic(), {}
-    session, outcome = Session(sandbox, limits), Outcome()
+    started, faults, bad = time.monotonic(), {}, set()
+    # Two workers: the learner reads what public checks say, so no code that has seen a hidden input may say it.
+    ends = started + limits.total_seconds
+    sessions = {hidden: Session(sandbox, limits, ends, bad) for hidden in (False, True)}
+    outcome = Outcome()
     os.environ[VARIABLE] = str(seed)
     for step in plan.steps:
-        if not step.grade_id:
-            if session.left() > 0:
+        if step.grade_id:
+            cell = bench.tests[step.grade_id]
+            outcome.verdicts.append(_check(bench, cell, sessions[cell.hidden], limits, faults))
+        else:
+            for session in sessions.values():
                 session.add(step)
-            continue
-        cell = bench.tests[step.grade_id]
-        verdict = _check(bench, cell, session, limits, faults)
-        outcome.verdicts.append(verdict)
-    session.drop()
-    outcome.flags = sorted(session.flags)
-    outcome.cell_errors = session.cell_errors
+    for session in sessions.values():
+        session.drop()
+        outcome.flags = sorted({*outcome.flags, *session.flags})
+    # of the cells in the hidden checks' worker only what the judge itself says: that one died, not its last words
+    lost = {name: text for name, text in sessions[True].cell_errors.items() if name in bad}
+    outcome.cell_errors = lost | sessions[False].cell_errors
     outcome.seconds = time.monotonic() - started
     return outcome
 

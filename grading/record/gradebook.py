@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from grading.result import GRADED, Result
@@ -98,6 +99,22 @@ class Record:
         for comment in notebook.comments:
             comment.auto_comment = "No response." if untouched else None
         gradebook.db.commit()
+
+    def with_manual_scores(self, result: Result) -> Result:
+        """The result as the gradebook now has it: a score that a person gave stands in place of the automatic one."""
+        from nbgrader.api import MissingEntry
+
+        if result.status != GRADED:
+            return result
+        try:
+            notebook = self.gradebook.find_submission_notebook(self.name, self.name, result.student_id)
+        except MissingEntry:
+            return result
+        manual = {g.name: g.manual_score + (g.extra_credit or 0) for g in notebook.grades if g.manual_score is not None}
+        if not manual:
+            return result
+        checks = tuple(replace(check, score=manual.get(check.grade_id, check.score)) for check in result.checks)
+        return replace(result, checks=checks, flags=(*result.flags, f"manual_score:{len(manual)}"))
 
     def holds(self, result: Result) -> bool:
         """Whether the gradebook has a submission exactly where the result says that there is one."""

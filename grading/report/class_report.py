@@ -192,6 +192,9 @@ def reasons_to_look(result: Result) -> list[str]:
     faults = Counter(check.fault for check in result.checks if check.fault)
     if faults:
         reasons.append("检查没能运行完：" + "，".join(f"{line(kind, 40)} × {n}" for kind, n in faults.items()))
+    answer_error = dict(result.cell_errors).get("answer")
+    if answer_error and result.score == 0:
+        reasons.append(f"答案格子没有运行成功，全部为 0：{line(answer_error, 200)}")
     for flag in result.flags:
         kind, _, detail = flag.partition(":")
         if kind in WORDS["faults"] or kind == "no_sandbox":

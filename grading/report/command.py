@@ -1,10 +1,11 @@
-"""`python -m grading report`: the class report once more, with the scores that now stand in the gradebook."""
+"""`python -m grading report`: grades.csv and the class report, with the scores that now stand in the gradebook."""
 
 from __future__ import annotations
 
 import argparse
 
 from grading.command import only_chapter, summarise
+from grading.record.gradebook import Record, url_of
 from grading.state import State
 from grading.unit import Course
 
@@ -17,6 +18,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"{out} holds no results; grade an inbox into it first: python -m grading grade INBOX --out DIR"
         )
     course = Course.load(only_chapter(arguments.chapter))
+    with Record(course, arguments.db or url_of(out)) as record:
+        results = [record.with_manual_scores(result) for result in results]
     sandbox = "none" if any("no_sandbox" in result.flags for result in results) else "bwrap"
     summarise(results, course, out, sandbox, results[0].seed)
     print(f"\nreport: {out / 'report.html'}")
