@@ -58,6 +58,8 @@ test-unit: $(READY)
 # source/ holds no outputs, so there is nothing to compare with: --nbval-lax checks that it runs.
 test-notebooks: $(READY)
 	$(PY) -m pytest --nbval-lax source
+	$(PY) -m grading release --solved $(OUT)/solved
+	$(PY) -m pytest --nbval-lax $(OUT)/solved
 	$(PY) -m pytest --nbval notebooks
 
 bench-grading: linux $(READY)

@@ -22,6 +22,10 @@ def parser() -> argparse.ArgumentParser:
     release = commands.add_parser("release", help="make release/ and notebooks/ from source/, and check them")
     release.add_argument("--check", action="store_true", help="write nothing; fail if anything is out of date")
 
+    release.add_argument(
+        "--solved", type=Path, metavar="DIR", help="only write the release with the reference in place, below DIR"
+    )
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     grade = commands.add_parser("grade", help="grade an inbox of submissions")
     add = grade.add_argument

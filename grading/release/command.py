@@ -7,10 +7,12 @@ import json
 import tempfile
 from pathlib import Path
 
+import nbformat
+
 from grading import chapter
 from grading.chapter import ROOT
-from grading.release.build import build, generate_release, published, without_outputs
-from grading.release.check import check
+from grading.release.build import build, generate_release, notebook_text, published, without_outputs
+from grading.release.check import check, solved
 
 
 def out_of_date(root: Path = ROOT) -> list[str]:
@@ -31,7 +33,23 @@ def out_of_date(root: Path = ROOT) -> list[str]:
     return stale
 
 
+def write_solved(folder: Path, root: Path = ROOT) -> list[Path]:
+    """Every release with the reference in place of its stubs, as a learner would hand it in; returns the files."""
+    written = []
+    for source in chapter.find(root):
+        ch, target = chapter.load(source), folder / source.name
+        release = json.loads((root / "release" / ch.name / source.name).read_text("utf-8"))
+        folder.mkdir(parents=True, exist_ok=True)
+        target.write_text(notebook_text(nbformat.from_dict(solved(ch, release))), "utf-8")
+        written.append(target)
+    return written
+
+
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.solved is not None:
+        for path in write_solved(arguments.solved):
+            print(f"wrote {path}")
+        return 0
     if arguments.check:
         problems = out_of_date()
     else:
