@@ -62,7 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     source = only_chapter(arguments.chapter)
     course = Course.load(source)
     handed = collect(arguments.inbox, arguments.roster)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write results to {out}: {error.strerror}; name another folder with --out") from None
     db_url = arguments.db or url_of(out)
     seed = course_seed(folder_of(db_url, out)) if arguments.seed is None else arguments.seed
     ledger = Ledger(State(out), fingerprint(course, seed, sandbox, repr(Limits())), handed, arguments.force)

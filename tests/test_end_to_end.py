@@ -250,6 +250,12 @@ def test_wrong_use_is_named_and_nothing_is_written(small, options, says):
     assert not (small / "out" / "grades.csv").exists()
 
 
+def test_results_that_cannot_be_written_are_said(small):
+    (small / "taken").write_text("a file")
+    done = grade(small / "inbox", small / "taken", check=False)
+    assert done.returncode == 2 and "--out" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_help_answers_at_once():
     started = time.process_time(), time.monotonic()
     done = subprocess.run(
