@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
+from grading.alembic_path import ensure_alembic_on_path
 from grading.result import GRADED, Result
 from grading.unit import Course
 
@@ -28,10 +27,7 @@ class Record:
     """An open gradebook that knows the chapter. Use as a context manager."""
 
     def __init__(self, course: Course, db_url: str):
-        # nbgrader calls `alembic` by name for a new gradebook
-        scripts = str(Path(sys.executable).parent)
-        if scripts not in os.environ.get("PATH", "").split(os.pathsep):
-            os.environ["PATH"] = scripts + os.pathsep + os.environ.get("PATH", "")
+        ensure_alembic_on_path()
         from nbgrader.api import Gradebook
         from sqlalchemy.exc import SAWarning
 

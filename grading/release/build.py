@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
-import sys
 import tempfile
 from copy import deepcopy
 from pathlib import Path
@@ -17,6 +15,7 @@ from nbgrader.apps import NbGraderAPI
 from traitlets.config import Config, PyFileConfigLoader
 
 from grading import chapter
+from grading.alembic_path import ensure_alembic_on_path
 from grading.chapter import ROOT
 from grading.release.opening import fill_opening, refresh_readme
 
@@ -27,10 +26,7 @@ class ReleaseError(RuntimeError):
 
 def course_config(db_url: str | None = None, root: Path = ROOT) -> Config:
     """The course's nbgrader_config.py, with another gradebook where `db_url` is given."""
-    # nbgrader calls `alembic` by name for a new gradebook, and leaves a half-made one when it is not found
-    scripts = str(Path(sys.executable).parent)
-    if scripts not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = scripts + os.pathsep + os.environ.get("PATH", "")
+    ensure_alembic_on_path()
     config = PyFileConfigLoader("nbgrader_config.py", path=str(root)).load_config()
     if db_url is not None:
         config.CourseDirectory.db_url = db_url
