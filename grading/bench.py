@@ -7,6 +7,7 @@ which has no sandbox, runs only code of ours.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import resource
@@ -73,21 +74,24 @@ def make_class(folder: Path, count: int) -> dict[str, Path]:
     return made
 
 
-def _memory(root: int) -> int:
-    """Bytes of a process tree, shared pages counted once (PSS)."""
+def _look(root: int) -> tuple[int, dict[int, float]]:
+    """(bytes of a process tree, shared pages counted once; seconds of processor of what runs inside bubblewrap).
+
+    Seconds by process, with those of its children that have ended: bubblewrap does not hand them on to its parent.
+    """
     import psutil
 
-    total = 0
+    size, seconds = 0, {}
     try:
         processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
     except psutil.Error:
-        return 0
+        return 0, {}
     for process in processes:
-        try:
-            total += process.memory_full_info().pss
-        except (psutil.Error, OSError):
-            continue
-    return total
+        with contextlib.suppress(psutil.Error, OSError):
+            size += process.memory_full_info().pss
+            if process.parent().name() == "bwrap":
+                seconds[process.pid] = sum(process.cpu_times()[:4])
+    return size, seconds
 
 
 def timed(command: list[str]) -> Run:
@@ -97,8 +101,10 @@ def timed(command: list[str]) -> Run:
     printed: list[bytes] = []
     reader = threading.Thread(target=lambda: printed.append(process.stdout.read()))
     reader.start()
+    boxed: dict[int, float] = {}
     while process.poll() is None:
-        peak = max(peak, _memory(process.pid))
+        size, seconds = _look(process.pid)
+        peak, boxed = max(peak, size), boxed | seconds
         time.sleep(0.5)
     wall = time.monotonic() - started
     reader.join()
@@ -106,7 +112,7 @@ def timed(command: list[str]) -> Run:
     if process.returncode:
         raise RuntimeError(printed[0].decode("utf-8", "replace"))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(wall, cpu, peak / 2**20)
+    return Run(wall, cpu + sum(boxed.values()), peak / 2**20)
 
 
 def ours(inbox: Path, out: Path, workers: int) -> Run:

@@ -16,6 +16,7 @@ from grading.judge.limits import Limits
 from grading.judge.pool import Judges
 from grading.progress import Progress
 from grading.record.gradebook import Record, folder_of, url_of
+from grading.report import class_report
 from grading.result import GRADED, Result
 from grading.seed import course_seed
 from grading.state import Ledger, State, fingerprint
@@ -79,21 +80,26 @@ def run(arguments: argparse.Namespace) -> int:
             from grading.cluster import judged_on_cluster
 
             work = judged_on_cluster(arguments.scheduler, course, ledger.todo, seed, sandbox)
-        record = stack.enter_context(Record(course, db_url))  # imports nbgrader (3 s) while the judge warms up
+        record = stack.enter_context(Record(course, db_url))  # imports nbgrader while the judge warms up
         log = stack.enter_context((out / "log.jsonl").open("a", encoding="utf-8"))
         writer, progress = Writer(out, course, record), Progress(len(ledger.todo))
         stack.callback(progress.close)
         for result in ledger.results.values():
             writer.restore(result)
+        if ledger.todo:
+            class_report.import_pictures()  # while the judge is at the first submissions
         for _, prepared, result in work:
             writer.write(prepared, result)
+            writer.feedback(result)
+            class_report.functions(result.answer)
             ledger.done(result)
             log.write(json.dumps({"time": time.time()} | result.to_json()) + "\n")
             log.flush()
             progress.step(failed=result.status != GRADED)
-        ordered = [record.with_manual_scores(result) for result in ledger.everybody()]
+        ordered = record.with_manual_scores(ledger.everybody())
         for result in ordered:
-            writer.feedback(result)
+            if not writer.has_feedback(result):
+                writer.feedback(result)
     summarise(ordered, course, out, sandbox, seed)
     graded = len(ledger.todo)
     print(f"\n{len(handed)} learners, {graded} graded now, {len(handed) - graded} unchanged", end="; ")
@@ -114,6 +120,7 @@ class Writer:
 
     def __init__(self, out: Path, course: Course, record):
         self.out, self.course, self.record = out, course, record
+        self._fed_back: dict[str, Result] = {}
 
     def _path(self, step: str, student_id: str) -> Path:
         name = self.course.chapter.name
@@ -142,15 +149,19 @@ class Writer:
         from grading.report.feedback import write_feedback
 
         write_feedback(self.out / "feedback", result, self.course.chapter)
+        self._fed_back[result.student_id] = result
+
+    def has_feedback(self, result: Result) -> bool:
+        """Whether this run has written a learner's page from this very result."""
+        return self._fed_back.get(result.student_id) == result
 
 
 def summarise(results: list[Result], course: Course, out: Path, sandbox: str, seed: int) -> None:
     """Writes grades.csv and report.html, prints the table."""
-    from grading.report.class_report import class_report
     from grading.report.grades import table, write_csv
 
     mechanisms = course.chapter.mechanisms
     write_csv(out / "grades.csv", results, mechanisms)
-    page = class_report(results, course.chapter, sandbox=sandbox, seed=seed)
+    page = class_report.class_report(results, course.chapter, sandbox=sandbox, seed=seed)
     (out / "report.html").write_text(page, "utf-8")
     print(table([replace(result, file="") for result in results], mechanisms))

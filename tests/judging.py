@@ -92,7 +92,7 @@ class Box:
         return self.link().call(["name", name], None, name, arguments, {})
 
     def link(self) -> Link:
-        self.worker.request({"op": "forget"})
+        self.worker.forget()
         return Link(self.worker)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ from judging import (
 
 from grading.box import isolate
 from grading.chapter import ROOT
-from grading.judge.sandbox import ENVIRONMENT, python_folders
+from grading.judge.sandbox import ENVIRONMENT, HUGE_PAGES_STATE, python_folders
 from grading.judge.worker import WorkerFault
 
 
@@ -140,7 +140,8 @@ def test_sees_no_file_of_the_host(sandbox, tmp_path):
     (tmp_path / "canary.txt").write_text("secret")
     hidden = [tmp_path / "canary.txt", Path.home() / ".bashrc", *ROOT.glob("source/*/*.ipynb"), ROOT / "tests"]
     hidden += [ROOT / "pyproject.toml", ROOT / "grading" / "judge", ROOT / "gradebook.db", ROOT / "release"]
-    hidden += map(Path, ("/etc/shadow", "/etc/hostname", "/etc/ssh", "/var", "/run", "/sys", "/mnt", "/media", "/boot"))
+    hidden += map(Path, ("/etc/shadow", "/etc/hostname", "/etc/ssh", "/var", "/run", "/mnt", "/media", "/boot"))
+    hidden += map(Path, ("/sys/class", "/sys/devices", "/sys/fs", "/sys/module"))
     hidden += map(Path, ("/proc/self/mem", "/proc/1/root", "/proc/self/root", "/dev/fd/3", "/dev/sda", "/dev/kmsg"))
     source = f"""
 def probe():
@@ -167,9 +168,11 @@ def probe():
     files, top = answers(sandbox, source)
     own = {f"/opt/grading/box/{path.name}" for path in (ROOT / "grading" / "box").glob("*.py")}
     allowed = own | {"/etc/passwd", "/etc/group", "/etc/ld.so.cache", "/etc/localtime"}
-    strange = [path for path in files if path not in allowed and not path.startswith(("/dev/", "/opt/grading/box/__p"))]
+    folders = ("/dev/", "/opt/grading/box/__p", f"{HUGE_PAGES_STATE}/")
+    strange = [path for path in files if path not in allowed and not path.startswith(folders)]
     assert [path for path in strange if not path.startswith("/etc/alternatives/")] == []
-    expected = {"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "home", "tmp", "dev", "proc"}
+    expected = {"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "home", "tmp", "dev"}
+    expected |= {"proc", "sys"}
     assert set(top) <= expected | {Path(folder).parts[1] for folder in python_folders()}
 
 

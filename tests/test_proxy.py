@@ -271,8 +271,30 @@ def test_attributes_are_read_and_set(remote):
     assert (learner.count, learner.doubled, learner.missing) == (21, 42, "missing?")
     with pytest.raises(AttributeError):
         learner.__length__  # noqa: B018  (never asked of the learner)
+    learner.doubled = 1  # goes with the next request
     with pytest.raises(AttributeError):
-        learner.doubled = 1
+        learner.count  # noqa: B018
+    assert learner.count == 21
+
+
+def test_what_was_set_is_there_in_the_order_in_which_it_was_set(remote):
+    learner = remote("class Learner:\n    def first(self): return self.a\n    def total(self): return self.a + self.b()")()
+    learner.a, learner.b = 1, lambda: 10
+    learner.a = 2
+    assert learner.total() == 12
+    learner.a = shared = [1]
+    shared.append(2)  # by value: as it was when it was set
+    assert learner.first() == [1]
+
+
+def test_a_check_does_not_end_before_what_was_set_is_set(sandbox):
+    with box(sandbox) as opened:
+        opened.run("class Learner:\n    __slots__ = ()")
+        link = opened.link()
+        RemoteName(link, "Learner")().propose = lambda tokens: []
+        with pytest.raises(AttributeError):
+            link.settle()
+        link.settle()  # nothing is left of it
 
 
 def test_a_class_has_attributes_but_takes_no_stand_in(remote):

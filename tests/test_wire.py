@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from grading.box import wire
-from grading.box.wire import Decoder, Encoder, Malformed, Table, Unsendable, receive_frame, send_frame
+from grading.box.wire import Decoder, Encoder, Malformed, Stream, Table, Unsendable, receive_frame, send_frame
 
 JUDGE, WORKER = 1, 2  # the first id that each side gives
 
@@ -403,16 +403,12 @@ def test_table_does_not_grow_for_ever():
 
 
 def received(data: bytes):
-    position = 0
+    parts = iter([data])
 
-    def receive(size):
-        nonlocal position
-        if position + size > len(data):
-            raise EOFError
-        position += size
-        return data[position - size : position]
+    def read():
+        return next(parts, None) or pytest.fail("asked for more")
 
-    return receive_frame(receive)
+    return receive_frame(Stream(read))
 
 
 def framed(body: bytes) -> bytes:
@@ -425,14 +421,19 @@ def test_frames_arrive_whole():
     sender = threading.Thread(target=send_frame, args=(ours, message))
     sender.start()
 
-    def receive(size):
-        data = b""
-        while len(data) < size:
-            data += theirs.recv(size - len(data))
-        return data
-
-    assert receive_frame(receive) == message
+    assert receive_frame(Stream(lambda: theirs.recv(1000))) == message
     sender.join()
+    ours.close(), theirs.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 10_000])
+def test_messages_are_told_apart_however_they_come(size):
+    messages = [{"value": number, "text": "文" * number} for number in range(20)]
+    ours, theirs = socket.socketpair()
+    for message in messages:
+        send_frame(ours, message)
+    stream = Stream(lambda: theirs.recv(size))
+    assert [receive_frame(stream) for _ in messages] == messages
     ours.close(), theirs.close()
 
 

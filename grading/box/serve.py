@@ -10,7 +10,7 @@ import torch
 
 from . import shell as shells
 from . import shims
-from .wire import MAX_HANDLES, Decoder, Encoder, Malformed, Table, Unsendable, receive_frame, send_frame
+from .wire import MAX_HANDLES, Decoder, Encoder, Malformed, Stream, Table, Unsendable, receive_frame, send_frame
 
 MAX_MESSAGE = 2_000  # characters of an exception's message
 
@@ -43,7 +43,10 @@ class Worker:
         self.sock = sock
         self.shell = shell
         self.pid = os.getpid()
-        self.buffer = bytearray()
+        self.stream = Stream(self._read)
+        self.told: set[str] = set()  # flags
+        kinds = (self.run, self.call, self.get, self.set, self.forget, self.move, self.nothing)
+        self.requests = {kind.__name__: kind for kind in kinds}
         self.output = shells.redirect()
         self.table = Table(first_id=2)
         self.handles: dict[int, object] = {}
@@ -102,16 +105,23 @@ class Worker:
             reply = {"unsendable": str(reason)}
         except BaseException as error:
             reply = {"error": error_form(error)}
+        came = (*message["args"], *message["kwargs"].values())
+        if any(type(form) is list for form in came):
+            self._report_changes(reply, came, (*arguments, *named.values()))
+        return reply
+
+    def _report_changes(self, reply: dict, came: tuple, values: tuple) -> None:
+        """Adds the arguments that are no longer as they came, or says that one has no plain form now."""
         # in the order in which the judge sent them, so that what did not change has the form that it came in
-        encoder, came = Encoder(self.table, self._opaque, arrays=True), (*message["args"], *message["kwargs"].values())
-        values = (*arguments, *named.values())
+        encoder = Encoder(self.table, self._opaque, arrays=True)
         try:
             now = [encoder.encode(value) for value in values]
             moved = [value for value, new, old in zip(values, now, came, strict=True) if new != old and new[0] != "o"]
-            reply["changed"] = [Encoder(self.table, self._opaque, arrays=True).encode(value) for value in moved]
+            if moved:
+                reply["changed"] = [Encoder(self.table, self._opaque, arrays=True).encode(value) for value in moved]
         except Unsendable as reason:
-            return {"unsendable": f"an argument was changed into {reason}"}
-        return reply
+            reply.clear()
+            reply["unsendable"] = f"an argument was changed into {reason}"
 
     def get(self, message: dict) -> dict:
         try:
@@ -136,6 +146,14 @@ class Worker:
         self.handle_of.clear()
         return {"value": None}
 
+    def move(self, message: dict) -> dict:
+        """Goes where the judge runs: they talk in turns, and a core that sleeps is slow to wake."""
+        os.sched_setaffinity(0, message["cores"])
+        return {"value": None}
+
+    def nothing(self, message: dict) -> dict:
+        return {"value": None}
+
     def ask(self, number: int, arguments: tuple, named: dict):
         """A callback: asks the judge, serves what the judge asks meanwhile, returns the judge's answer."""
         encoder = Encoder(self.table, self._opaque)
@@ -149,32 +167,35 @@ class Worker:
             raise getattr(builtins, answer["raise"]["type"], RuntimeError)(answer["raise"]["message"])
         return Decoder(self.table, self._special, arrays=True).decode(answer["answer"])
 
-    def _receive(self, size: int) -> bytes:
-        while len(self.buffer) < size:
-            part = self.sock.recv(1 << 16)
-            if not part:
-                os._exit(0)  # the judge is gone
-            self.buffer += part
-        data = bytes(self.buffer[:size])
-        del self.buffer[:size]
-        return data
+    def _read(self) -> bytes:
+        return self.sock.recv(1 << 16) or os._exit(0)  # nothing to read: the judge is gone
 
     def serve(self, until_answer: bool = False) -> dict:
         """Answers requests for ever, or until the judge answers a callback."""
-        requests = {"run": self.run, "call": self.call, "get": self.get, "set": self.set, "forget": self.forget}
         while True:
-            message = receive_frame(self._receive)
+            message = receive_frame(self.stream)
             if until_answer and "op" not in message:
                 return message
-            reply = requests[message["op"]](message)
+            reply = self._do(message)
             if os.getpid() != self.pid:
                 os._exit(0)  # a child that the learner's code forked and let run on
-            reply["flags"] = sorted(shims.flags)
-            reply["output"] = self.output.take()[-4000:]
+            if shims.flags != self.told:
+                self.told = set(shims.flags)
+                reply["flags"] = sorted(self.told)
+            if output := self.output.take():
+                reply["output"] = output[-4000:]
             try:
                 send_frame(self.sock, reply)
             except Unsendable as reason:
-                send_frame(self.sock, {"unsendable": str(reason), "flags": reply["flags"], "output": ""})
+                send_frame(self.sock, {"unsendable": str(reason)})
+
+    def _do(self, message: dict) -> dict:
+        """The reply to a request and to those that go before it: of the first that fails, where one does."""
+        for earlier in message.get("first", ()):
+            reply = self.requests[earlier["op"]](earlier)
+            if "error" in reply:
+                return reply
+        return self.requests[message["op"]](message)
 
 
 def work(sock, shell) -> None:

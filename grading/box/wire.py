@@ -10,6 +10,10 @@ A value is null, true, an int, a float or a string as itself; anything else is a
     ["o", handle, type name]      a worker's object without plain form: identity only
     ["c", number]                 a callback (judge to worker only)
 
+A message is an object behind its length. The judge's carry "op" and may carry "first", requests to be done before it
+and not answered by themselves: a turn from one process to the other costs more than the request. The worker's reply
+has "value", "error" or "unsendable", and "changed", "flags", "output" where there is something to say.
+
 Lists, dicts, tensors and arrays carry an id, so that both sides know when an argument comes back as a result
 (aliasing) and changes made in place travel (copy in, copy out). Ids given by the judge are odd, by the worker even.
 
@@ -362,21 +366,45 @@ class Decoder:
         return value
 
 
+# made once: json.dumps with separators makes an encoder a call
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_from_json = json.JSONDecoder().decode
+_LENGTH = struct.Struct("!I")
+
+
 def send_frame(sock, message: dict) -> None:
     """Writes one length-prefixed JSON message. Raises OSError, Unsendable."""
-    data = json.dumps(message, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    data = _to_json(message).encode("ascii")
     if len(data) > MAX_FRAME:
         raise Unsendable(f"more than {MAX_FRAME} bytes")
-    sock.sendall(struct.pack("!I", len(data)) + data)
+    sock.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def receive_frame(receive) -> dict:
-    """Reads one message; `receive(n)` returns exactly n bytes or raises. Raises Malformed."""
-    (size,) = struct.unpack("!I", receive(4))
+class Stream:
+    """Bytes as they come, to be read as messages. `read()` returns the next ones, at least one, or raises."""
+
+    def __init__(self, read):
+        self.read = read
+        self.rest = b""  # came with an earlier message
+
+
+def receive_frame(stream: Stream) -> dict:
+    """Reads one message. Raises Malformed."""
+    data = stream.rest or stream.read()
+    while len(data) < 4:
+        data += stream.read()
+    (size,) = _LENGTH.unpack_from(data)
     if size > MAX_FRAME:
         raise Malformed(f"a message of {size} bytes")
+    end = size + 4
+    if len(data) < end:
+        longer = bytearray(data)
+        while len(longer) < end:
+            longer += stream.read()
+        data = bytes(longer)
+    stream.rest = data[end:]
     try:
-        message = json.loads(receive(size))
+        message = _from_json(str(data[4:end], "ascii"))
     except (ValueError, RecursionError):
         raise Malformed("not JSON") from None
     if type(message) is not dict:

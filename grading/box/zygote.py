@@ -23,6 +23,7 @@ from .shell import make_shell
 CONTROL, LIFE = 0, 1  # order of the sockets in a request
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SHORTEST_PAUSE = 0.02  # seconds between two looks at a box
+COLLECT_MILLISECONDS = 200  # between two looks for wardens that have ended
 
 
 def preload() -> object:
@@ -97,15 +98,22 @@ def too_much(processes: list[int], limits: dict) -> str:
     return "memory" if sum(map(own_memory, processes)) > room else ""
 
 
+def collect_children() -> bool:
+    """Takes note of the children that have ended, so that their seconds of processor are counted; whether any live."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
 def end_orphans() -> None:
     """Without namespaces, what a worker left running is this process's to end."""
     while left := family():
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        collect_children()
 
 
 def watch(init: int, life: socket.socket, limits: dict) -> dict:
@@ -161,7 +169,6 @@ def warden(control: socket.socket, life: socket.socket, shell, limits: dict, kep
     """Makes the box, watches it, tells the judge how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     quiet_files({control.fileno(), life.fileno()})
-    os.sched_setaffinity(0, limits["cores"])  # the judge's own
     ready, told = os.pipe()
     try:
         if kept is not None:
@@ -206,11 +213,14 @@ def main(channel_number: int, kept: dict[str, str] | None, nobody: int) -> None:
     sys.path = [path for path in sys.path if not path.startswith("/opt/grading")]
     shell = preload()
     isolate.remember_zygote()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects wardens
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
     channel.send(b"ready")
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
     while True:
+        while not poll.poll(COLLECT_MILLISECONDS if collect_children() else None):
+            pass
         request, numbers, _, _ = socket.recv_fds(channel, 65536, 2)
         if not request:
             return

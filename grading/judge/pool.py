@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from grading.chapter import ROOT
+from grading.judge.sandbox import HUGE_PAGES
 from grading.plan import Plan
+
+AHEAD = 8  # jobs that wait at the judge
 
 
 class JudgeError(RuntimeError):
@@ -24,9 +27,10 @@ class Judges:
         self.workers, self.sandbox = workers, sandbox
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
-        command = [sys.executable, "-m", "grading.judge.server", str(source), sandbox, str(requests), str(replies)]
+        command = [sys.executable, "-m", "grading.judge.server", str(source), sandbox, str(workers)]
+        command += [str(requests), str(replies)]
         path = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+        environment = os.environ | HUGE_PAGES | {"PYTHONPATH": os.pathsep.join(path)}
         self._process = subprocess.Popen(
             command, pass_fds=[requests, replies], stdin=subprocess.DEVNULL, env=environment, start_new_session=True
         )
@@ -64,8 +68,8 @@ class Judges:
         self.wait()
         waiting, under_way, reply = iter(jobs), 0, None
         while True:
-            # the next job goes out before the caller gets to record the last one: no worker waits for a gradebook
-            while under_way < self.workers and (job := next(waiting, None)) is not None:
+            # no worker waits until the caller has opened its gradebook, or recorded a result
+            while under_way < self.workers + AHEAD and (job := next(waiting, None)) is not None:
                 key, plan, seed = job
                 self._send({"key": key, "plan": plan.to_json(), "seed": seed})
                 under_way += 1

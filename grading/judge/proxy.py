@@ -151,7 +151,12 @@ class Link:
             node = ["c", number]
         else:
             node = self.encode(value)
-        self._result(self.worker.request({"op": "set", "target": target, "attr": attr, "value": node}))
+        self.worker.post({"op": "set", "target": target, "attr": attr, "value": node})
+
+    def settle(self) -> None:
+        """Has done what was only posted. Raises what it raised."""
+        if reply := self.worker.settle():
+            self._result(reply)
 
     def _answer(self, frame: dict) -> dict:
         """A stand-in is called back: valid only while its own instance is being called."""

@@ -66,6 +66,7 @@ class Bench:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(self._code[cell.grade_id], namespace)
+            link.settle()
             return None, ""
         except BaseException as error:
             return error, link.last_call
@@ -113,6 +114,7 @@ class Session:
                 raise WorkerFault("total", "the submission's total time is up")
             if self._worker is None:
                 self._worker, self._run_so_far = Worker(*self._sandbox.box(self._limits)), 0
+                self._worker.post({"op": "move", "cores": sorted(os.sched_getaffinity(0))})
             while self._worker is not None and self._run_so_far < len(self._steps):
                 self._run(self._steps[self._run_so_far])
                 self._run_so_far += 1
@@ -175,7 +177,7 @@ def _check(bench: Bench, cell: Cell, session: Session, limits: Limits, faults: d
     try:
         worker = session.worker()
         worker.allow(min(limits.check_seconds, max(0.0, session.left())))
-        worker.request({"op": "forget"})
+        worker.forget()
         error, call = bench.run(cell, worker)
         if worker.fault is not None:
             error = worker.fault  # whatever the test cell made of it: a pass needs evidence

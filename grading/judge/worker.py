@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from grading.box.wire import Malformed, receive_frame, send_frame
+from grading.box.wire import Malformed, Stream, receive_frame, send_frame
 
 FLAGS = {"platform_call", "input", "install_skipped", "cuda_as_cpu", "magic_skipped", "output_dropped"}
 MAX_CALLBACKS = 20_000  # in one request
@@ -31,7 +31,8 @@ class Worker:
     def __init__(self, control: socket.socket, life: socket.socket):
         self._control = control
         self._life = life
-        self._buffer = bytearray()
+        self._stream = Stream(self._read)
+        self._posted: list[dict] = []
         self._deadline = self._waits = 0.0
         self._nesting = 0
         self.fault: WorkerFault | None = None
@@ -44,7 +45,7 @@ class Worker:
         return self.fault
 
     def _patience(self) -> None:
-        """Has the kernel end a read or a write at the deadline: one call a request, hardly any a read."""
+        """Has the kernel end a read or a write at the deadline: set when the deadline is, hardly ever again."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise self._lost("timeout", "time is up")
@@ -53,23 +54,23 @@ class Worker:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._control.setsockopt(socket.SOL_SOCKET, option, interval)
 
-    def _receive(self, size: int) -> bytes:
-        buffer = self._buffer
-        while len(buffer) < size:
-            try:
-                part = self._control.recv(1 << 16)
-            except BlockingIOError:
-                raise self._lost("timeout", "time is up") from None
-            except OSError:  # it hung up with a request unread
-                part = b""
-            if not part:
-                raise self._ended()
-            buffer += part
-            if self._deadline - time.monotonic() < 0.9 * self._waits:  # the kernel's clock starts anew at every read
-                self._patience()
-        data = bytes(buffer[:size])
-        del buffer[:size]
-        return data
+    def _in_time(self) -> None:
+        """The kernel's clock starts anew at every read and write: sets it again when it would run too long."""
+        if self._deadline - time.monotonic() < 0.9 * self._waits:
+            self._patience()
+
+    def _read(self) -> bytes:
+        self._in_time()
+        try:
+            part = self._control.recv(1 << 16)
+        except BlockingIOError:
+            raise self._lost("timeout", "time is up") from None
+        except OSError:  # it hung up with a request unread
+            part = b""
+        return part or self._raise_ended()
+
+    def _raise_ended(self) -> bytes:
+        raise self._ended()
 
     def _ended(self) -> WorkerFault:
         """The worker closed its socket: asks the warden how it ended."""
@@ -97,8 +98,22 @@ class Worker:
             return b""
 
     def allow(self, seconds: float) -> None:
-        """Sets the deadline of all requests from now on."""
+        """Sets the deadline of all requests from now on. Raises WorkerFault when there is no time at all."""
         self._deadline = time.monotonic() + seconds
+        if self.fault is None:
+            self._patience()
+
+    def post(self, message: dict) -> None:
+        """A request whose reply nobody waits for: it goes with the next one, which fails if this one does."""
+        self._posted.append(message)
+
+    def forget(self) -> None:
+        """Begins a new check: what was posted is dropped, and the worker forgets the objects of the check before."""
+        self._posted = [{"op": "forget"}]
+
+    def settle(self) -> dict:
+        """Has all that was posted done; the reply."""
+        return self.request({"op": "nothing"}) if self._posted else {}
 
     def request(self, message: dict, answer=None) -> dict:
         """Sends one request and returns the validated reply; callbacks meanwhile go to `answer(frame) -> dict`.
@@ -111,7 +126,8 @@ class Worker:
             raise self._lost("protocol", "callbacks nested too deep")
         self._nesting += 1
         try:
-            self._patience()
+            if self._posted:
+                message, self._posted = {"first": self._posted, **message}, []
             self._send(message)
             for _ in range(MAX_CALLBACKS):
                 frame = self._frame()
@@ -126,6 +142,7 @@ class Worker:
 
     def _send(self, message: dict) -> None:
         try:
+            self._in_time()
             send_frame(self._control, message)
         except BlockingIOError:
             raise self._lost("timeout", "time is up") from None
@@ -134,7 +151,7 @@ class Worker:
 
     def _frame(self) -> dict:
         try:
-            return receive_frame(self._receive)
+            return receive_frame(self._stream)
         except Malformed as reason:
             raise self._lost("protocol", f"the worker sent a malformed message ({reason})") from None
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
-from grading.alembic_path import ensure_alembic_on_path
+from grading.record.quick_start import quickly_import_nbgrader
 from grading.result import GRADED, Result
 from grading.unit import Course
 
@@ -23,11 +26,18 @@ def folder_of(db_url: str, default: Path) -> Path:
     return Path(db_url.removeprefix("sqlite:///").partition("?")[0]).resolve().parent
 
 
+def _replaced(result: Result, manual: dict[str, float]) -> Result:
+    if result.status != GRADED or not manual:
+        return result
+    checks = tuple(replace(check, score=manual.get(check.grade_id, check.score)) for check in result.checks)
+    return replace(result, checks=checks, flags=(*result.flags, f"manual_score:{len(manual)}"))
+
+
 class Record:
     """An open gradebook that knows the chapter. Use as a context manager."""
 
     def __init__(self, course: Course, db_url: str):
-        ensure_alembic_on_path()
+        quickly_import_nbgrader()
         from nbgrader.api import Gradebook
         from sqlalchemy.exc import SAWarning
 
@@ -76,8 +86,8 @@ class Record:
         from nbgrader.api import MissingEntry
 
         gradebook = self.gradebook
-        gradebook.update_or_create_student(result.student_id)
         if result.status != GRADED:
+            gradebook.update_or_create_student(result.student_id)
             try:
                 held = gradebook.find_submission(self.name, result.student_id)
             except MissingEntry:
@@ -85,32 +95,76 @@ class Record:
             if not any(grade.manual_score is not None for nb in held.notebooks for grade in nb.grades):
                 gradebook.remove_submission(self.name, result.student_id)
             return
-        submission = gradebook.update_or_create_submission(self.name, result.student_id)
-        (notebook,) = submission.notebooks
-        scores = {check.grade_id: check.score for check in result.checks}
-        for grade in notebook.grades:
-            grade.auto_score = scores[grade.name]
-            grade.needs_manual_grade = grade.manual_score is not None
-        untouched = any(flag == "answer_missing" for flag in result.flags)
-        for comment in notebook.comments:
-            comment.auto_comment = "No response." if untouched else None
+        notebook_id = self._submitted_notebook(result.student_id) or self._add_submission(result.student_id)
+        self._write_scores(notebook_id, result)
         gradebook.db.commit()
 
-    def with_manual_scores(self, result: Result) -> Result:
-        """The result as the gradebook now has it: a score that a person gave stands in place of the automatic one."""
-        from nbgrader.api import MissingEntry
+    # The tables are nbgrader's, and its own methods fill them one object at a time: sixty queries a submission.
 
-        if result.status != GRADED:
-            return result
-        try:
-            notebook = self.gradebook.find_submission_notebook(self.name, self.name, result.student_id)
-        except MissingEntry:
-            return result
-        manual = {g.name: g.manual_score + (g.extra_credit or 0) for g in notebook.grades if g.manual_score is not None}
-        if not manual:
-            return result
-        checks = tuple(replace(check, score=manual.get(check.grade_id, check.score)) for check in result.checks)
-        return replace(result, checks=checks, flags=(*result.flags, f"manual_score:{len(manual)}"))
+    @cached_property
+    def _ids(self) -> dict:
+        """Ids of the chapter: "assignment", "notebook", and {name: id} of its "grade" and "solution" cells."""
+        notebook = self.gradebook.find_notebook(self.name, self.name)
+        grade, solution = notebook.grade_cells, notebook.solution_cells
+        cells = {"grade": {cell.name: cell.id for cell in grade}, "solution": {cell.name: cell.id for cell in solution}}
+        return cells | {"assignment": notebook.assignment.id, "notebook": notebook.id}
+
+    def _submitted_notebook(self, student_id: str) -> str | None:
+        from nbgrader.api import SubmittedAssignment, SubmittedNotebook
+        from sqlalchemy import select
+
+        query = select(SubmittedNotebook.id).join(SubmittedNotebook.assignment)
+        query = query.where(SubmittedAssignment.assignment_id == self._ids["assignment"])
+        return self.gradebook.db.scalar(query.where(SubmittedAssignment.student_id == student_id))
+
+    def _add_submission(self, student_id: str) -> str:
+        """What nbgrader's `add_submission` makes, with the same rows; returns the submitted notebook's id."""
+        from nbgrader.api import Comment, Grade, Student, SubmittedAssignment, SubmittedNotebook, new_uuid
+        from sqlalchemy import insert
+
+        db, ids = self.gradebook.db, self._ids
+        if db.get(Student, student_id) is None:
+            db.execute(insert(Student), [{"id": student_id}])
+        submission, notebook = new_uuid(), new_uuid()
+        row = {"id": submission, "assignment_id": ids["assignment"], "student_id": student_id}
+        db.execute(insert(SubmittedAssignment), [row])
+        row = {"id": notebook, "notebook_id": ids["notebook"], "assignment_id": submission}
+        db.execute(insert(SubmittedNotebook), [row])
+        for table, cells in ((Grade, ids["grade"]), (Comment, ids["solution"])):
+            db.execute(insert(table), [{"cell_id": cell, "notebook_id": notebook} for cell in cells.values()])
+        return notebook
+
+    def _write_scores(self, notebook_id: str, result: Result) -> None:
+        from nbgrader.api import Comment, Grade
+        from sqlalchemy import select, update
+
+        db = self.gradebook.db
+        held = db.execute(select(Grade.id, Grade.cell_id, Grade.manual_score).where(Grade.notebook_id == notebook_id))
+        names = {cell: name for name, cell in self._ids["grade"].items()}
+        scores = {check.grade_id: check.score for check in result.checks}
+        rows = [
+            {"id": grade, "auto_score": scores[names[cell]], "needs_manual_grade": manual is not None}
+            for grade, cell, manual in held
+            if cell in names
+        ]
+        db.execute(update(Grade), rows)
+        said = "No response." if "answer_missing" in result.flags else None
+        db.execute(update(Comment).where(Comment.notebook_id == notebook_id).values(auto_comment=said))
+
+    def with_manual_scores(self, results: Sequence[Result]) -> list[Result]:
+        """The results as the gradebook now has them: where a person gave a score, that one."""
+        from nbgrader.api import Grade, SubmittedAssignment, SubmittedNotebook
+        from sqlalchemy import select
+
+        query = select(SubmittedAssignment.student_id, Grade.cell_id, Grade.manual_score, Grade.extra_credit)
+        query = query.join(SubmittedNotebook, SubmittedNotebook.assignment_id == SubmittedAssignment.id)
+        query = query.join(Grade, Grade.notebook_id == SubmittedNotebook.id).where(Grade.manual_score.is_not(None))
+        query = query.where(SubmittedAssignment.assignment_id == self._ids["assignment"])
+        names = {cell: name for name, cell in self._ids["grade"].items()}
+        given: dict[str, dict[str, float]] = defaultdict(dict)
+        for student_id, cell, score, extra in self.gradebook.db.execute(query):
+            given[student_id][names[cell]] = score + (extra or 0)
+        return [_replaced(result, given[result.student_id]) for result in results]
 
     def holds(self, result: Result) -> bool:
         """Whether the gradebook has a submission exactly where the result says that there is one."""

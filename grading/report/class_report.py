@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import base64
+import hashlib
 import io
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from urllib.parse import quote
 
 from grading.chapter import BEGIN_SOLUTION, END_SOLUTION, Chapter, fill, regions
@@ -62,14 +64,19 @@ class _Canonical(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _functions(source: str) -> dict[str, tuple[str, int]]:
-    """{function: (its canonical form, nodes of syntax)} of an answer; nothing for what does not parse."""
+@cache  # asked for when a result comes in, while nothing waits for it, and again by the report
+def functions(source: str) -> dict[str, tuple[str, int]]:
+    """{function: (its canonical form, nodes of syntax)} of an answer; nothing for what does not parse.
+
+    The form is a digest: forms are only compared.
+    """
     try:
         nodes = [node for node in ast.walk(ast.parse(source[:MAX_ANSWER])) if isinstance(node, ast.FunctionDef)]
         out = {}
         for node in nodes:
             plain = _Canonical(node).visit(node)
-            out[node.name] = (ast.dump(plain), sum(1 for _ in ast.walk(plain)))
+            form = hashlib.sha256(ast.dump(plain).encode("utf-8", "replace")).hexdigest()
+            out[node.name] = (form, sum(1 for _ in ast.walk(plain)))
         return out
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
@@ -80,8 +87,8 @@ def _given(chapter: Chapter) -> tuple[dict[str, tuple[str, int]], dict[str, tupl
     reference, empty = {}, {}
     for cell in chapter.of("solution"):
         count = len(regions(cell.source, BEGIN_SOLUTION, END_SOLUTION))
-        reference |= _functions(fill(cell.source, {}))
-        empty |= _functions(fill(cell.source, {n: "pass" for n in range(1, count + 1)}))
+        reference |= functions(fill(cell.source, {}))
+        empty |= functions(fill(cell.source, {n: "pass" for n in range(1, count + 1)}))
     return {name: form for name, form in reference.items() if form != empty[name]}, empty
 
 
@@ -94,7 +101,7 @@ def similar_answers(results: Sequence[Result], chapter: Chapter) -> list[tuple[l
     reference, empty = _given(chapter)
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
     for result in results:
-        for name, (form, size) in _functions(result.answer).items() if result.status == GRADED else ():
+        for name, (form, size) in functions(result.answer).items() if result.status == GRADED else ():
             if name in reference and form != reference[name][0] and size - empty[name][1] >= UNUSUAL:
                 alike[name, form].append(result.student_id)
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -105,6 +112,12 @@ def similar_answers(results: Sequence[Result], chapter: Chapter) -> list[tuple[l
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def import_pictures() -> None:
+    """Imports what pictures need (half a second), for a caller that has time now and none later."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
 
 
 def _picture(draw, alt: str, caption: str, height: float = 3.2) -> str:

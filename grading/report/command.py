@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     course = Course.load(only_chapter(arguments.chapter))
     with Record(course, arguments.db or url_of(out)) as record:
-        results = [record.with_manual_scores(result) for result in results]
+        results = record.with_manual_scores(results)
     sandbox = "none" if any("no_sandbox" in result.flags for result in results) else "bwrap"
     summarise(results, course, out, sandbox, results[0].seed)
     print(f"\nreport: {out / 'report.html'}")

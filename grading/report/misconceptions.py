@@ -87,9 +87,15 @@ def recognise(chapter: Chapter, checks: Sequence[CheckResult]) -> tuple[str, ...
     return tuple(dict.fromkeys(found))
 
 
-def prepare(chapter: Chapter) -> None:
-    """Does now what the first `recognise` would: call it before forking, so that it is done once."""
-    _signatures(chapter)
+def packed(chapter: Chapter) -> str:
+    """What the first `recognise` computes, as text: made in one process, it serves another by `unpack`."""
+    return json.dumps([[*signature, keys] for signature, keys in _signatures(chapter).items()])
+
+
+def unpack(chapter: Chapter, text: str) -> None:
+    """Takes over what another process has computed. Raises ValueError when it is not what `packed` made."""
+    signatures = {(name, tuple(passed), tuple(said)): tuple(keys) for name, passed, said, keys in json.loads(text)}
+    _CACHE[_state(chapter)] = signatures
 
 
 def _plainly_shown(chapter: Chapter, mechanism: str, own: Sequence[CheckResult]) -> list[str]:
@@ -124,10 +130,14 @@ _CACHE: dict[tuple, dict[Signature, tuple[str, ...]]] = {}
 
 def _signatures(chapter: Chapter) -> dict[Signature, tuple[str, ...]]:
     """{signature: keys}, computed once a process for each state of the chapter."""
-    key = (chapter.name, *(cell.source for cell in chapter.of("import", "fixture", "solution", "test")))
+    key = _state(chapter)
     if key not in _CACHE:
         _CACHE[key] = _compute(chapter)
     return _CACHE[key]
+
+
+def _state(chapter: Chapter) -> tuple[str, ...]:
+    return chapter.name, *(cell.source for cell in chapter.of("import", "fixture", "solution", "test"))
 
 
 def _compute(chapter: Chapter) -> dict[Signature, tuple[str, ...]]:
