@@ -278,7 +278,11 @@ def test_attributes_are_read_and_set(remote):
 
 
 def test_what_was_set_is_there_in_the_order_in_which_it_was_set(remote):
-    learner = remote("class Learner:\n    def first(self): return self.a\n    def total(self): return self.a + self.b()")()
+    learner = remote("""
+        class Learner:
+            def first(self): return self.a
+            def total(self): return self.a + self.b()
+        """)()
     learner.a, learner.b = 1, lambda: 10
     learner.a = 2
     assert learner.total() == 12

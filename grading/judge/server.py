@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from grading.box.isolate import die_with_parent
 from grading.judge.limits import Limits
 from grading.judge.sandbox import Sandbox, SandboxError
 from grading.plan import Plan
@@ -69,6 +70,7 @@ class Server:
         self._signatures_process = os.fork()
         if self._signatures_process == 0:
             try:
+                die_with_parent()
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 with os.fdopen(theirs, "w") as file:
                     file.write(self._misconceptions.packed(self.bench.chapter))
