@@ -12,7 +12,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 OUT := graded-samples
 
-.PHONY: help env release grade linux test lint test-unit test-notebooks bench-grading lab clean
+.PHONY: help env release grade linux test lint test-unit test-notebooks bench bench-grading clouds lab clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,7 +21,9 @@ help:
 	@echo 'make lab      open JupyterLab here'
 	@echo 'make release  derive release/ and notebooks/ from source/, and check them'
 	@echo 'make env      make or update .venv (PYTHON=python3.12, TORCH_INDEX_URL=https://…/whl/cpu)'
-	@echo 'make bench-grading  time the grader against plain nbgrader (about 6 minutes)'
+	@echo 'make bench    compare native MTP with plain autoregression: table and mtp-bench.png (a minute)'
+	@echo 'make bench-grading  time the grader against plain nbgrader (about 10 minutes)'
+	@echo 'make clouds   run the notebooks on the versions that clouds ship (downloads GBs, about half an hour)'
 	@echo 'make lint | test-unit | test-notebooks    the parts of make test'
 	@echo 'make clean    remove .venv, caches and graded samples'
 
@@ -62,8 +64,15 @@ test-notebooks: $(READY)
 	$(PY) -m pytest --nbval-lax $(OUT)/solved
 	$(PY) -m pytest --nbval notebooks
 
+bench: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m mtp bench
+
 bench-grading: linux $(READY)
 	$(PY) -m grading.bench
+
+# Each environment is made afresh in a temporary folder; not a part of CI.
+clouds: $(READY)
+	$(PY) .ci/clouds.py
 
 lab: $(READY)
 	$(PY) -m jupyter lab

@@ -101,7 +101,9 @@ rm -f "$STAMP"
 install_torch
 say "Installing requirements.txt"
 pip_install -r requirements.txt -c "$CONSTRAINTS"
-# What only tests need: a PostgreSQL server as gradebook. Elsewhere that test says that it was skipped.
+# What only tests need: a PostgreSQL server as gradebook, a browser and glyphs for its pages. Elsewhere those tests say
+# that they were skipped.
 ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || ci_install postgresql
+command -v chromium chromium-browser google-chrome >/dev/null || ci_install chromium fonts-noto-cjk
 touch "$STAMP"
 say "Environment ready: $VENV"

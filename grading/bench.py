@@ -105,7 +105,7 @@ def timed(command: list[str]) -> Run:
     while process.poll() is None:
         size, seconds = _look(process.pid)
         peak, boxed = max(peak, size), boxed | seconds
-        time.sleep(0.5)
+        time.sleep(1.0)  # a look costs what it measures some milliseconds
     wall = time.monotonic() - started
     reader.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

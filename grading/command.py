@@ -36,7 +36,10 @@ def only_chapter(name: str | None) -> Path:
 def judged_here(
     judges: Judges, course: Course, handed: Iterable[Handed], seed: int
 ) -> Iterator[tuple[Handed, Prepared | None, Result]]:
-    """Grades submissions; yields each as it is done, with what was judged, None where there was nothing to judge."""
+    """Grades submissions; yields each as it is done, with what was judged, None where there was nothing to judge.
+
+    The judge is at work when this returns.
+    """
     under_way: dict[str, tuple[Handed, Prepared]] = {}
     at_once: list[tuple[Handed, None, Result]] = []
 
@@ -49,12 +52,15 @@ def judged_here(
             under_way[one.student_id] = (one, prepared)
             yield one.student_id, prepared.plan, seed
 
-    for student_id, reply in judges.run(jobs()):
+    def results(replies):
+        for student_id, reply in replies:
+            yield from at_once
+            at_once.clear()
+            one, prepared = under_way.pop(student_id)
+            yield one, prepared, finish(course, prepared, reply, seed, judges.sandbox)
         yield from at_once
-        at_once.clear()
-        one, prepared = under_way.pop(student_id)
-        yield one, prepared, finish(course, prepared, reply, seed, judges.sandbox)
-    yield from at_once
+
+    return results(judges.run(jobs()))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
             from grading.cluster import judged_on_cluster
 
             work = judged_on_cluster(arguments.scheduler, course, ledger.todo, seed, sandbox)
-        record = stack.enter_context(Record(course, db_url))  # imports nbgrader while the judge warms up
+        # imports nbgrader: two seconds that the judge, now at the first submissions, does not have to wait for
+        record = stack.enter_context(Record(course, db_url))
         log = stack.enter_context((out / "log.jsonl").open("a", encoding="utf-8"))
         writer, progress = Writer(out, course, record), Progress(len(ledger.todo))
         stack.callback(progress.close)

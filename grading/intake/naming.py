@@ -28,6 +28,8 @@ VERSION = re.compile(
 ASSIGNMENT = re.compile(
     r"(?i)(?:hw|homework|lab|week|ex|exercise|assignment|task|chapter|ch|作业|实验|练习|第.+)?\s*\d{0,3}"
 )
+# What the notebook's last cell names its file: number_name_chapter. The number is the learner's, at least four digits.
+NUMBERED = re.compile(r"(?P<id>[A-Za-z]{0,4}\d{4,}[A-Za-z0-9]*(?:-[A-Za-z0-9]+)*)_\s*\S")
 IGNORED = {"__macosx", ".ds_store", "thumbs.db", "desktop.ini", "__pycache__", "node_modules", "$recycle.bin"}
 RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
 UNSAFE = re.compile(r'[/\\:*?"<>|]')
@@ -77,7 +79,8 @@ def file_owner(name: str, chapters: tuple[str, ...] = ()) -> Owner:
     """The owner of a file that lies in no learner's folder.
 
     What stands before the chapter's own name, else what stands before the first _, is the learner:
-    `zhang_san_35_multi_token_decoding.ipynb`, `20230001_hw.ipynb`; also `20230001-hw.ipynb`. A name without any of
+    `zhang_san_35_multi_token_decoding.ipynb`, `20230001_hw.ipynb`; also `20230001-hw.ipynb`. Of a number and a name
+    before the chapter (`20230001_张三_35_multi_token_decoding.ipynb`) the number is. A name without any of
     this, or that begins with what is an assignment's (`hw3_li.ipynb`), is its own learner: better a row too many than
     two learners in one.
     """
@@ -88,7 +91,8 @@ def file_owner(name: str, chapters: tuple[str, ...] = ()) -> Owner:
         at = stem.casefold().find(chapter.casefold())
         if at >= 0:
             before, after = stem[:at].strip(" _-+·—“\"'("), stem[at + len(chapter) :].strip(" _-+·—”\"')")
-            return Owner(before or (after if _person(after) else stem), stem)
+            numbered = NUMBERED.match(before)
+            return Owner(numbered["id"] if numbered else before or (after if _person(after) else stem), stem)
     first = re.split("[_＿]", stem)[0].strip()
     if first in ("", stem):
         match = re.match(r"\d{4,}(?=[-+—\s])", stem)

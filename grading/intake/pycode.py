@@ -17,11 +17,16 @@ IMPORTS = (ast.Import, ast.ImportFrom)
 CELL_MAGIC = re.compile(r"\s*%%(\w+)")
 PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun"}  # the rest of the cell is Python
 LINE_MAGIC = re.compile(r"^(\s*)(?:[%!].*|\?{1,2}[\w.]+\s*|[\w.]+\?{1,2}\s*)$")
+FORM_FIELD = re.compile(r"^(\w+ = ).*?(\s*# ?@param\b.*)$", re.MULTILINE)
 ASSIGNED_MAGIC = re.compile(r"^(\s*[A-Za-z_][\w, ]*=\s*)[%!].*$")
 
 
 def lines(source: str) -> tuple[str, ...]:
-    """The lines that count when texts are compared: without blank ones and without spaces at the end."""
+    """The lines that count when texts are compared: without blank ones and without spaces at the end.
+
+    What was filled into a form's fields (`name = ""  # @param`) is left out: forms are there to be filled in.
+    """
+    source = FORM_FIELD.sub(r"\1…\2", source) if "@param" in source else source
     return tuple(line.rstrip() for line in source.split("\n") if line.strip())
 
 

@@ -13,7 +13,7 @@ from grading.chapter import ROOT
 from grading.judge.sandbox import HUGE_PAGES
 from grading.plan import Plan
 
-AHEAD = 8  # jobs that wait at the judge
+AHEAD = 24  # jobs that wait at the judge while the caller opens its gradebook (some seconds)
 
 
 class JudgeError(RuntimeError):
@@ -63,22 +63,27 @@ class Judges:
     def run(self, jobs: Iterable[tuple[str, Plan, int]]) -> Iterator[tuple[str, dict]]:
         """Judges (key, plan, seed) jobs; yields (key, reply) as they are done, not in order.
 
-        A reply has "outcome" (a grading.judge.run.Outcome as a dict) or "lost" (why there is none). Raises JudgeError.
+        A reply has "outcome" (a grading.judge.run.Outcome as a dict) or "lost" (why there is none). The first jobs are
+        sent when this returns, not when the first reply is asked for. Raises JudgeError.
         """
         self.wait()
-        waiting, under_way, reply = iter(jobs), 0, None
-        while True:
-            # no worker waits until the caller has opened its gradebook, or recorded a result
-            while under_way < self.workers + AHEAD and (job := next(waiting, None)) is not None:
-                key, plan, seed = job
-                self._send({"key": key, "plan": plan.to_json(), "seed": seed})
-                under_way += 1
-            if reply is not None:
-                yield reply.pop("key"), reply
-            if not under_way:
-                return
+        waiting = iter(jobs)
+        return self._answers(waiting, self._top_up(waiting, 0))
+
+    def _top_up(self, waiting: Iterator[tuple[str, Plan, int]], under_way: int) -> int:
+        """Sends jobs until enough are under way; returns how many are."""
+        while under_way < self.workers + AHEAD and (job := next(waiting, None)) is not None:
+            key, plan, seed = job
+            self._send({"key": key, "plan": plan.to_json(), "seed": seed})
+            under_way += 1
+        return under_way
+
+    def _answers(self, waiting: Iterator[tuple[str, Plan, int]], under_way: int) -> Iterator[tuple[str, dict]]:
+        while under_way:
             reply = self._next()
-            under_way -= 1
+            # before the caller gets to record it: no worker waits for a gradebook
+            under_way = self._top_up(waiting, under_way - 1)
+            yield reply.pop("key"), reply
 
     def _send(self, message: dict) -> None:
         data = json.dumps(message).encode() + b"\n"

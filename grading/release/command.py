@@ -13,6 +13,7 @@ from grading import chapter
 from grading.chapter import ROOT
 from grading.release.build import build, generate_release, notebook_text, published, without_outputs
 from grading.release.check import check, solved
+from grading.release.labs import labs, refresh_labs, refreshed
 
 
 def out_of_date(root: Path = ROOT) -> list[str]:
@@ -30,6 +31,9 @@ def out_of_date(root: Path = ROOT) -> list[str]:
             cell["source"] = "".join(cell["source"])
         if without_outputs(current) != without_outputs(published(ch, root)):
             stale.append(f"{solution.relative_to(root)} is not what source/ gives")
+    for lab in labs(root):
+        if refreshed(lab, root) != lab.read_text("utf-8"):
+            stale.append(f"{lab.relative_to(root)} does not say how to open it at the course's address")
     return stale
 
 
@@ -53,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         problems = out_of_date()
     else:
-        for path in build():
+        for path in [*build(), *refresh_labs()]:
             print(f"wrote {path.relative_to(ROOT)}")
         problems = []
     for source in chapter.find():

@@ -27,8 +27,11 @@ def repository(root: Path = ROOT) -> str:
     return address
 
 
-def opening(path: str, address: str) -> str:
-    """Markdown that says how to open the notebook at `path` (relative to the repository's root)."""
+def opening(path: str, address: str, beside: str = "") -> str:
+    """Markdown that says how to open the notebook at `path` (relative to the repository's root).
+
+    beside: a file that it needs where it is opened by upload.
+    """
     if address:
         blob = f"{urlsplit(address).path}/blob/main/{path}"
         return (
@@ -36,16 +39,19 @@ def opening(path: str, address: str) -> str:
             "[![在 ModelScope 打开](https://img.shields.io/badge/Open%20In-ModelScope-624aff)]"
             f"({MODELSCOPE})（在免费实例的终端里 `git clone {address}`，再打开 `{path}`）"
         )
+    name = Path(path).name
+    files = f"`{name}` 与 `{beside}` 两个文件" if beside else f"`{name}` 这一个文件"
+    then = f"；运行第一格时按提示选择 `{beside}`" if beside else ""
     return (
-        f"**在云端打开**：只要 `{Path(path).name}` 这一个文件，不需要 GPU。下载到本地之后——\n\n"
-        f"- [Colab]({COLAB}/#create=true)：菜单“文件 → 上传笔记本”；\n"
+        f"**在云端打开**：只要 {files}，不需要 GPU。下载到本地之后——\n\n"
+        f"- [Colab]({COLAB}/#create=true)：菜单“文件 → 上传笔记本”{then}；\n"
         f"- [ModelScope 免费实例]({MODELSCOPE})：启动 CPU 环境，把文件拖进左侧文件栏。"
     )
 
 
-def fill_opening(text: str, path: str, root: Path = ROOT) -> str:
+def fill_opening(text: str, path: str, root: Path = ROOT, beside: str = "") -> str:
     """`text` with the block between the open:begin and open:end comments rewritten; unchanged if there is none."""
-    note = f"<!-- open:begin -->\n{opening(path, repository(root))}\n<!-- open:end -->"
+    note = f"<!-- open:begin -->\n{opening(path, repository(root), beside)}\n<!-- open:end -->"
     return BLOCK.sub(lambda _: note, text)
 
 

@@ -1,0 +1,210 @@
+"""Command line: `python -m mtp generate | bench | train | train-drafter | export | serve | pack`.
+
+Imports of torch wait until a command runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from .drafter_commands import add_commands
+from .packing import add_pack_command
+from .remote.command import add_remote_options
+from .server.command import add_serve_command
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except (ValueError, FileNotFoundError, FloatingPointError, IndexError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m mtp", description="A small transformer with native MTP.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    generate = commands.add_parser("generate", help="continue a prompt")
+    generate.add_argument("--prompt", required=True, help="text to continue (ASCII)")
+    generate.add_argument("--max-new-tokens", type=int, default=128)
+    generate.add_argument("--k", type=int, default=3, help="drafts a round, 0 for plain autoregression")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    generate.add_argument("--top-k", type=int)
+    generate.add_argument("--top-p", type=float)
+    generate.add_argument("--seed", type=int, default=0)
+    generate.set_defaults(run=_generate)
+
+    bench = commands.add_parser("bench", help="compare numbers of drafts, or routes, with plain autoregression")
+    bench.add_argument(
+        "--k", type=int, nargs="*", default=[1, 2, 3, 4, 5, 6], help="drafts a round of native MTP; 0 is always run"
+    )
+    bench.add_argument("--routes", nargs="+", default=[], metavar="NAME", help="also these routes, see mtp/routes.py")
+    bench.add_argument("--prompts", type=int, default=24, help="how many of the committed prompts")
+    bench.add_argument("--kind", choices=("code", "prose", "repetitive"), default="code")
+    bench.add_argument("--max-new-tokens", type=int, default=128)
+    bench.add_argument("--temperature", type=float, default=1.0, help="0 is greedy, and checks for equal output")
+    bench.add_argument("--top-k", type=int)
+    bench.add_argument("--top-p", type=float)
+    bench.add_argument("--batch", type=int, default=1)
+    bench.add_argument("--repeats", type=int, default=1, help="runs of each prompt, of which the median counts")
+    bench.add_argument("--seed", type=int, default=0)
+    bench.add_argument("--threads", type=int, default=1, help="torch threads; two on a busy machine are far slower")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    bench.add_argument("--png", type=Path, metavar="FILE", default=Path("mtp-bench.png"), help="write a figure")
+    bench.add_argument("--hf", action="store_true", help="time transformers' generate on the same weights too")
+    bench.set_defaults(run=_bench)
+
+    train = commands.add_parser("train", help="train a model on the standard library's source text")
+    train.add_argument("--out", type=Path, required=True, help="checkpoint to write")
+    train.add_argument("--steps", type=int, default=2000)
+    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--device", default="cpu")
+    train.add_argument("--layers", type=int, default=16)
+    train.add_argument("--modules", type=int, default=3, help="MTP modules")
+    train.add_argument("--mtp-weight", type=float, default=0.3, help="weight of all modules' losses together")
+    train.add_argument("--decay", type=float, default=0.4, help="share of the steps over which the rate falls to 0")
+    train.add_argument("--state", type=Path, metavar="FILE", help="file to save progress in, and to resume from")
+    train.set_defaults(run=_train)
+
+    export = commands.add_parser("export", help="write the model in Hugging Face's format")
+    export.add_argument("--hf", type=Path, required=True, metavar="FOLDER")
+    export.set_defaults(run=_export)
+
+    for command in (generate, bench, export, *add_commands(commands)):
+        command.add_argument("--checkpoint", type=Path, help="safetensors file (default: the one in the repository)")
+    add_remote_options(bench)
+    add_serve_command(commands)
+    add_pack_command(commands)
+    return parser
+
+
+def _load(arguments):
+    from .checkpoint import DEFAULT_CHECKPOINT, load
+
+    return load(arguments.checkpoint or DEFAULT_CHECKPOINT)
+
+
+def _sampling(arguments):
+    from .sampling import Sampling
+
+    return Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+
+
+def _generate(arguments) -> int:
+    import torch
+
+    from . import NativeMTP, decode, decode_text, encode
+
+    model = _load(arguments)
+    proposer = NativeMTP(model, arguments.k, recycle=True) if arguments.k else None
+    run = decode(
+        model,
+        encode(arguments.prompt),
+        proposer,
+        max_new_tokens=arguments.max_new_tokens,
+        sampling=_sampling(arguments),
+        generator=torch.Generator().manual_seed(arguments.seed),
+    )
+    print(arguments.prompt + decode_text(run.tokens[0]))
+    print(
+        f"{len(run.tokens[0])} tokens in {len(run.rounds)} rounds, mean acceptance length "
+        f"{run.mean_acceptance_length:.2f}, {1e3 * run.tpot():.2f} ms a token",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _bench(arguments) -> int:
+    if arguments.server or arguments.baseline:
+        from .remote.command import bench_servers
+
+        return bench_servers(arguments)
+    import torch
+
+    from .drafters import NativeMTP
+    from .measure import Route, compare, forward_cost, weight_bytes
+    from .prompts import load_prompts
+    from .report import as_json, cost_line, table
+    from .routes import load_drafter
+
+    torch.set_num_threads(arguments.threads)
+    model = _load(arguments)
+    sampling = _sampling(arguments)
+    prompts = [prompt.ids for prompt in load_prompts(arguments.kind, arguments.prompts)]
+    ks = sorted(set(arguments.k) - {0})
+    routes = [Route("k=0")] + [Route(f"k={k}", NativeMTP(model, k, recycle=True), k) for k in ks]
+    others = [(name, load_drafter(name, model)) for name in arguments.routes]
+    routes += [Route(name, drafter, drafter.k) for name, drafter in others]
+    results = compare(
+        model, prompts, routes, max_new_tokens=arguments.max_new_tokens, sampling=sampling, batch=arguments.batch,
+        repeats=arguments.repeats, seed=arguments.seed, on_progress=_progress,
+    )  # fmt: skip
+    costs = forward_cost(model, range(1, max(route.k for route in routes) + 2))
+    print(
+        f"{len(prompts)} {arguments.kind} prompts, {arguments.max_new_tokens} new tokens, {sampling}, "
+        f"batch {arguments.batch}, {arguments.threads} thread(s); prefill apart; {weight_bytes(model)} bytes of weights"
+    )
+    print(table(results))
+    print(cost_line(costs))
+    report = as_json(results, costs, weight_bytes(model), vars(arguments))
+    if arguments.hf:
+        from .hf_bench import time_hf
+
+        report["transformers"] = rows = time_hf(model, prompts, arguments.max_new_tokens)
+        print("greedy, CPU ms a token: " + ", ".join(f"{name} {1e3 * value:.2f}" for name, value in rows.items()))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from .plots import plot_comparison
+
+    title = f"Native MTP, {arguments.kind} prompts, temperature {arguments.temperature:g}"
+    plot_comparison(results, title).savefig(arguments.png)
+    print(f"figure: {arguments.png}")
+    broken = [d for result in results for d in result.differences or [] if not d.is_rounding]
+    return 1 if broken else 0
+
+
+def _train(arguments) -> int:
+    from .checkpoint import save
+    from .data import load_split
+    from .model import ModelConfig
+    from .training import TrainSettings, evaluate, train, training_record
+
+    settings = TrainSettings(
+        steps=arguments.steps, seed=arguments.seed, mtp_weight=arguments.mtp_weight, decay=arguments.decay
+    )
+    config = ModelConfig(n_layers=arguments.layers, n_mtp=arguments.modules)
+    text, held_out = load_split()
+
+    def show(report):
+        bits = " ".join(f"{value:.3f}" for value in report.bits)
+        line = f"step {report.step}/{report.steps}  bits a byte: {bits}  {report.seconds:.0f} s"
+        if sys.stderr.isatty():
+            print("\r" + line, end="", file=sys.stderr, flush=True)
+        elif report.step % 20 == 0 or report.step == report.steps:
+            print(line, file=sys.stderr, flush=True)
+
+    model = train(config, settings, text=text, device=arguments.device, state=arguments.state, on_step=show)
+    bits = evaluate(model, held_out, windows=256)
+    save(model, arguments.out, training_record(settings, bits))
+    print(f"\n{arguments.out}: held-out bits a byte " + ", ".join(f"{value:.3f}" for value in bits))
+    return 0
+
+
+def _export(arguments) -> int:
+    from .export_hf import export_hf
+
+    print(f"written: {export_hf(_load(arguments), arguments.hf)}")
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done}/{total} runs", end="\n" if done == total else "", file=sys.stderr, flush=True)

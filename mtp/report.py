@@ -1,0 +1,66 @@
+"""A comparison as a text table and as JSON."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+
+import torch
+
+from .measure import RouteResult
+
+
+def table(results: Sequence[RouteResult]) -> str:
+    """One line a route; milliseconds, and speed-ups against the first route."""
+    header = (
+        f"{'route':<10} {'MAL':>5} {'tok/rd':>6} {'speed-up':>8} {'quartiles':>11} {'cpu':>5} "
+        f"{'TPOT50':>7} {'TPOT95':>7} {'tok/s':>6} {'draft':>6} {'verify':>6} {'rollbk':>6} {'KV kB':>6}  "
+        "survival; equality"
+    )
+    return "\n".join([header, *map(_line, results)])
+
+
+def _line(r: RouteResult) -> str:
+    low, high = r.speedup_quartiles
+    survival = " ".join(f"{share:.2f}" for share in r.survival)
+    return (
+        f"{r.name:<10} {r.mean_acceptance_length:>5.2f} {r.tokens_per_round:>6.2f} {r.speedup:>8.2f} "
+        f"{f'{low:.2f}-{high:.2f}':>11} {r.speedup_cpu:>5.2f} {1e3 * r.tpot_p50:>7.2f} {1e3 * r.tpot_p95:>7.2f} "
+        f"{r.tokens_per_second:>6.0f} {1e3 * r.draft:>6.2f} {1e3 * r.verify:>6.2f} {1e3 * r.rollback:>6.2f} "
+        f"{r.kv_bytes / 1e3:>6.0f}  {survival}; {_equality(r)}"
+    )
+
+
+def _equality(r: RouteResult) -> str:
+    if r.p_value is not None:
+        return f"frequencies p={r.p_value:.2f}"
+    if r.differences is None:
+        return "baseline"
+    if not r.differences:
+        return "identical"
+    return "differs: " + ", ".join(f"prompt {d.prompt} at {d.position}, margin {d.margin:.1e}" for d in r.differences)
+
+
+def cost_line(costs: dict[int, float]) -> str:
+    """t(m) / t(1) of the target."""
+    ratios = ", ".join(f"t({m})/t(1) = {seconds / costs[1]:.2f}" for m, seconds in costs.items() if m > 1)
+    return f"target pass: t(1) = {1e3 * costs[1]:.2f} ms, {ratios}"
+
+
+def as_json(results: Sequence[RouteResult], costs: dict[int, float], weights: dict[str, int], settings: dict) -> dict:
+    """All figures with what is needed to read them: versions, machine, settings."""
+    plain = [field.name for field in fields(RouteResult) if field.name not in ("runs", "differences")]
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "settings": {key: value for key, value in settings.items() if isinstance(value, (int, float, str, list))},
+        "weight_bytes": weights,
+        "forward_seconds": costs,
+        "routes": [
+            {name: getattr(r, name) for name in plain}
+            | {"differences": None if r.differences is None else [asdict(d) for d in r.differences]}
+            for r in results
+        ],
+    }
