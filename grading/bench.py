@@ -47,7 +47,7 @@ ANSWERS = (
 
 @dataclass(frozen=True)
 class Run:
-    """One timed command: seconds of wall and of CPU (children included), peak memory of all its processes together."""
+    """One command: seconds of wall and of CPU, children included; peak memory of all its processes, if looked at."""
 
     wall: float
     cpu: float
@@ -74,28 +74,48 @@ def make_class(folder: Path, count: int) -> dict[str, Path]:
     return made
 
 
-def _look(root: int) -> tuple[int, dict[int, float]]:
-    """(bytes of a process tree, shared pages counted once; seconds of processor of what runs inside bubblewrap).
+def _tree(root: int) -> list:
+    """The processes of a tree that are alive."""
+    import psutil
 
-    Seconds by process, with those of its children that have ended: bubblewrap does not hand them on to its parent.
+    with contextlib.suppress(psutil.Error):
+        return [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
+    return []
+
+
+def _memory(processes: list) -> int:
+    """Bytes of all together, shared pages counted once. Slow: the kernel goes through every page."""
+    import psutil
+
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            total += process.memory_full_info().pss
+    return total
+
+
+def _boxed_seconds(processes: list) -> dict[int, float]:
+    """Seconds of processor of what runs inside bubblewrap, which does not hand them on to its parent.
+
+    By process, with those of its children that have ended.
     """
     import psutil
 
-    size, seconds = 0, {}
-    try:
-        processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
-    except psutil.Error:
-        return 0, {}
+    seconds = {}
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
-            size += process.memory_full_info().pss
-            if process.parent().name() == "bwrap":
+            parent = process.parent()
+            if parent is not None and parent.name() == "bwrap":
                 seconds[process.pid] = sum(process.cpu_times()[:4])
-    return size, seconds
+    return seconds
 
 
-def timed(command: list[str]) -> Run:
-    """Runs a command to its end. Raises RuntimeError with what it printed if it fails."""
+def timed(command: list[str], memory_every: float | None = None) -> Run:
+    """Runs a command to its end. Raises RuntimeError with what it printed if it fails.
+
+    memory_every: seconds between two looks at its memory; None: never looked at, since a look at ours takes a tenth of
+    a second from what is timed.
+    """
     before, started, peak = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic(), 0
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     printed: list[bytes] = []
@@ -103,9 +123,11 @@ def timed(command: list[str]) -> Run:
     reader.start()
     boxed: dict[int, float] = {}
     while process.poll() is None:
-        size, seconds = _look(process.pid)
-        peak, boxed = max(peak, size), boxed | seconds
-        time.sleep(1.0)  # a look costs what it measures some milliseconds
+        processes = _tree(process.pid)
+        boxed |= _boxed_seconds(processes)
+        if memory_every is not None:
+            peak = max(peak, _memory(processes))
+        time.sleep(memory_every or 0.3)
     wall = time.monotonic() - started
     reader.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -115,13 +137,13 @@ def timed(command: list[str]) -> Run:
     return Run(wall, cpu + sum(boxed.values()), peak / 2**20)
 
 
-def ours(inbox: Path, out: Path, workers: int) -> Run:
+def ours(inbox: Path, out: Path, workers: int, memory_every: float | None = None) -> Run:
     command = [sys.executable, "-m", "grading", "grade", str(inbox), "--out", str(out), "--seed", "0"]
-    return timed([*command, "--workers", str(workers)])
+    return timed([*command, "--workers", str(workers)], memory_every)
 
 
 def plain(inbox: Path, out: Path) -> Run:
-    return timed([sys.executable, "-m", "grading.bench", "--plain", str(inbox), str(out)])
+    return timed([sys.executable, "-m", "grading.bench", "--plain", str(inbox), str(out)], memory_every=5.0)
 
 
 def scores(database: Path) -> list[tuple]:
@@ -135,10 +157,12 @@ def scores(database: Path) -> list[tuple]:
         return sorted(connection.execute(query).fetchall())
 
 
-def row(name: str, runs: list[Run], count: int) -> str:
+def row(name: str, runs: list[Run], count: int, peak: float = 0.0) -> str:
+    """A line of the table. peak: MiB, of a run of its own; 0: of these runs, if they were looked at."""
     wall, cpu = statistics.median(run.wall for run in runs), statistics.median(run.cpu for run in runs)
-    peak = max(run.peak_mib for run in runs)
-    return f"| {name} | {count} | {wall:.1f} | {cpu:.1f} | {wall / count:.2f} | {peak:.0f} |"
+    peak = peak or max(run.peak_mib for run in runs)
+    shown = f"{peak:.0f}" if peak else ""
+    return f"| {name} | {count} | {wall:.1f} | {cpu:.1f} | {wall / count:.2f} | {shown} |"
 
 
 def main() -> int:
@@ -169,7 +193,8 @@ def main() -> int:
                 runs.append(ours(folder / "inbox", out, workers))
                 same = scores(out / "gradebook.db") == scores(folder / "plain" / "gradebook.db")
                 print(f"ours, {workers} worker(s), run {repeat + 1}: {runs[-1].wall:.1f} s; scores equal: {same}")
-            rows.append(row(f"ours, {workers} worker(s), sandboxed", runs, count))
+            seen = ours(folder / "inbox", folder / f"memory{workers}", workers, memory_every=0.5)  # not timed
+            rows.append(row(f"ours, {workers} worker(s), sandboxed", runs, count, seen.peak_mib))
             ratios[workers] = [baseline.wall / run.wall for run in runs]
         for size in arguments.growth:
             make_class(folder / f"class{size}", size)

@@ -17,7 +17,7 @@ from .server.command import add_serve_command
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
         return arguments.run(arguments)
     except (ValueError, FileNotFoundError, FloatingPointError, IndexError, ImportError) as error:
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mtp", description="A small transformer with native MTP.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

@@ -60,6 +60,19 @@ def new_page(browser, jupyter: Jupyter, *, width: int = 1280, height: int = 900)
         context.close()
 
 
+def _count(cell: dict) -> int:
+    """A code cell's number among all runs of its kernel; 0 if it was not run."""
+    return cell.get("execution_count") or 0
+
+
+def _ended(saved: dict, earlier: int) -> bool:
+    """Whether the code cells ran one after another, later than the run `earlier`, to the last one or to an error."""
+    cells = [cell for cell in saved["cells"] if cell["cell_type"] == "code"]
+    ran = [cell for cell in cells if _count(cell) > earlier]
+    failed = bool(ran) and any(output["output_type"] == "error" for output in ran[-1]["outputs"])
+    return ran == cells[: len(ran)] and (failed or len(ran) == len(cells))
+
+
 class NotebookPage:
     """A notebook open in JupyterLab. `file` is where the server saves it."""
 
@@ -90,27 +103,30 @@ class NotebookPage:
 
     def save(self) -> dict:
         """File → Save Notebook, and the file as it then is."""
-        self.menu("File", "Save Notebook")
         changed = self.page.locator(".lm-TabBar-tab.jp-mod-dirty")  # how the tab of an unsaved document is marked
-        self.until("the notebook is saved", lambda: changed.count() == 0)
+
+        def saved() -> bool:
+            self.menu("File", "Save Notebook")
+            again = time.monotonic() + 5  # a cell that runs meanwhile changes the document after it was saved
+            while changed.count() and time.monotonic() < again:
+                self.page.wait_for_timeout(100)
+            return changed.count() == 0
+
+        self.until("the notebook is saved", saved)
         return json.loads(self.file.read_text("utf-8"))
 
     def run_all(self) -> dict:
         """Run → Run All Cells, to its end or its first error; then saved: the file as it then is."""
-        before = self._prompts()
+        earlier = max(map(_count, self.save()["cells"]))
         self.menu("Run", "Run All Cells")
 
-        def over() -> bool:
-            now = self._prompts()
-            return "*" not in now and now != before
+        def over() -> dict | None:
+            if self.notebook.get_by_text("[*]:").count():
+                return None  # a cell waits or runs; the prompt of a folded cell is not on the page
+            saved = self.save()
+            return saved if _ended(saved, earlier) else None
 
-        self.until("all cells have run", over, RUN_SECONDS)
-        return self.save()
-
-    def _prompts(self) -> list[str]:
-        """Of each code cell that was run or is to be: its number in this kernel, or `*` where it still waits."""
-        texts = self.notebook.locator(".jp-InputPrompt").all_text_contents()
-        return [text.strip("[]: ") for text in texts if text.strip("[]: ")]
+        return self.until("all cells have run", over, RUN_SECONDS)
 
     def _ids(self) -> list[str]:
         return [cell["id"] for cell in json.loads(self.file.read_text("utf-8"))["cells"]]

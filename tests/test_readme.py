@@ -1,12 +1,14 @@
 """What the READMEs say can be done can be done: commands, options, make targets and links exist."""
 
 import re
+import shlex
 import subprocess
 
 import pytest
 
 from grading.chapter import ROOT
 from grading.cli import parser
+from mtp.cli import parser as mtp_parser
 
 PAGES = [ROOT / "README.md", ROOT / "samples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -47,15 +49,26 @@ def test_every_command_of_the_grader_named_in_the_readme_is_understood():
             assert parser().parse_args([name, *words]).command == name
 
 
+def test_every_command_of_the_models_named_in_the_docs_is_understood():
+    found = re.findall(
+        r"python -m mtp ([a-z-]+)([^`\n#]*)", "\n".join(text(page) for page in PAGES if page.name != "design.md")
+    )
+    assert {"generate", "bench", "train", "pack", "serve"} <= {name for name, _ in found}
+    for name, rest in found:
+        words = shlex.split(rest)
+        if words or name in ("bench", "pack"):  # the bare name is a mention, not a command
+            assert mtp_parser().parse_args([name, *words]).run
+
+
+def options(parser_of_commands, command: str) -> set[str]:
+    actions = parser_of_commands._subparsers._group_actions[0].choices[command]._actions
+    return {option for action in actions for option in action.option_strings if option.startswith("--")}
+
+
 def test_every_option_listed_in_the_readme_exists_and_none_that_matters_is_left_out():
     listed = set(re.findall(r"`(--[a-z]+)", text(ROOT / "README.md")))
-    known = {
-        option
-        for action in parser()._subparsers._group_actions[0].choices["grade"]._actions
-        for option in action.option_strings
-        if option.startswith("--")
-    }
-    assert listed <= known
+    known = options(parser(), "grade")
+    assert listed <= known | options(mtp_parser(), "bench")
     assert known - listed <= {"--help", "--out", "--seed", "--sandbox", "--chapter"}
 
 
