@@ -1,5 +1,6 @@
 """The gradebook is nbgrader's: what is written quickly is what nbgrader's own methods write."""
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -7,8 +8,8 @@ import sys
 from judging import CHAPTER
 
 from grading import chapter
+from grading.nbgrader_start import newest_revision
 from grading.record.gradebook import Record, url_of
-from grading.record.quick_start import newest_revision
 from grading.result import GRADED, MISSING, CheckResult, Result
 from grading.unit import Course
 
@@ -90,6 +91,7 @@ def test_a_manual_score_stands_in_place_of_the_automatic_one_for_its_learner_onl
 def test_the_schemas_revision_is_the_one_that_alembic_names():
     """In a process of its own: here nbgrader's own way has been replaced."""
     code = "import nbgrader.api; print(nbgrader.api.get_alembic_version())"
-    command = [sys.executable, "-c", f"from grading.alembic_path import *; ensure_alembic_on_path(); {code}"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    environment = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert newest_revision() == said.strip() != ""

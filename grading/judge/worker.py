@@ -67,10 +67,9 @@ class Worker:
             raise self._lost("timeout", "time is up") from None
         except OSError:  # it hung up with a request unread
             part = b""
-        return part or self._raise_ended()
-
-    def _raise_ended(self) -> bytes:
-        raise self._ended()
+        if not part:
+            raise self._ended()
+        return part
 
     def _ended(self) -> WorkerFault:
         """The worker closed its socket: asks the warden how it ended."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from grading.record.quick_start import quickly_import_nbgrader
+from grading.nbgrader_start import quickly_import_nbgrader
 from grading.result import GRADED, Result
 from grading.unit import Course
 

@@ -15,8 +15,8 @@ from nbgrader.apps import NbGraderAPI
 from traitlets.config import Config, PyFileConfigLoader
 
 from grading import chapter
-from grading.alembic_path import ensure_alembic_on_path
 from grading.chapter import ROOT
+from grading.nbgrader_start import quickly_import_nbgrader
 from grading.release.opening import fill_opening, refresh_readme
 
 
@@ -26,7 +26,7 @@ class ReleaseError(RuntimeError):
 
 def course_config(db_url: str | None = None, root: Path = ROOT) -> Config:
     """The course's nbgrader_config.py, with another gradebook where `db_url` is given."""
-    ensure_alembic_on_path()
+    quickly_import_nbgrader()
     config = PyFileConfigLoader("nbgrader_config.py", path=str(root)).load_config()
     if db_url is not None:
         config.CourseDirectory.db_url = db_url
