@@ -78,8 +78,12 @@ class KVCache:
     @property
     def nbytes_used(self) -> int:
         """Bytes that the valid slots take."""
-        per_token = self.store[:, :, : self.n_heads, 0].numel() * self.store.element_size()
-        return per_token * sum(self.lengths)
+        return self.bytes_per_token * sum(self.lengths)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one sequence takes, over all layers."""
+        return self.store[:, :, : self.n_heads, 0].numel() * self.store.element_size()
 
     def reserve(self, m: int, block_mask: Tensor | None = None, *, causal: bool = True) -> Slots:
         """Slots for m more tokens of every sequence; lengths advance only by `advance`.

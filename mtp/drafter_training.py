@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .data import sample_batch
 from .model import TargetOutput, Transformer
-from .training import TrainSettings, make_optimizers
+from .training import TrainSettings, descend, make_optimizers
 
 
 class TrainableDrafter(Protocol):
@@ -76,17 +76,12 @@ def train_drafter(
     generator = torch.Generator().manual_seed(seed)
     began = time.perf_counter()
     for step in range(steps):
-        for optimizer, peak in zip(optimizers, (settings.muon_lr, settings.adam_lr), strict=True):
-            optimizer.param_groups[0]["lr"] = peak * settings.rate(step)
         ids = sample_batch(text, batch, length, generator).to(target.device)
         loss = drafter.loss(ids, *frozen(ids), generator)
         value = loss.item()
         if not math.isfinite(value):
             raise FloatingPointError(f"step {step + 1}: loss is {value}; lower lr")
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        descend(loss, optimizers, settings, step)
         if on_step:
             on_step(DrafterStep(step + 1, steps, value, time.perf_counter() - began))
     return drafter.eval()

@@ -26,12 +26,7 @@ def drafter_memory(name: str, proposer: Proposer, target: Transformer) -> Drafte
     if name not in ROUTES:
         raise ValueError(f"unknown route {name!r}; there are {', '.join(ROUTES)}")
     caches = {id(cache): cache for cache in _caches(proposer)}.values()
-    return DrafterMemory(_parameters(name, target), sum(map(bytes_per_token, caches)))
-
-
-def bytes_per_token(cache: KVCache) -> int:
-    """Bytes that one token of one sequence takes in a cache."""
-    return cache.store[:, :, : cache.n_heads, 0].numel() * cache.store.element_size()
+    return DrafterMemory(_parameters(name, target), sum(cache.bytes_per_token for cache in caches))
 
 
 def _parameters(name: str, target: Transformer) -> int:

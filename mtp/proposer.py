@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .model import TargetOutput
-from .sampling import Sampling
+from .sampling import Sampling, pick
 
 
 @dataclass
@@ -59,6 +60,28 @@ class Proposal:
             for row in self.parents:
                 if len(row) != k or not all(-1 <= parent < i for i, parent in enumerate(row)):
                     raise ValueError(f"proposal: parents {list(row)} must be {k} numbers, each below its own index")
+
+
+class Chain:
+    """A chain in the making: each token drawn from its own distribution, or the likeliest where `uniforms` is None."""
+
+    def __init__(self, sampling: Sampling, uniforms: Tensor | None):
+        self.sampling, self.uniforms = sampling, uniforms
+        self.tokens: list[Tensor] = []  # each (B,)
+        self.distributions: list[Tensor] = []  # each (B, V); none when greedy
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """The next token of each sequence, (B, V) to (B,)."""
+        if self.uniforms is None:
+            self.tokens.append(logits.argmax(-1))
+        else:
+            self.distributions.append(self.sampling.probabilities(logits))
+            self.tokens.append(pick(self.distributions[-1], self.uniforms[:, len(self.tokens)]))
+        return self.tokens[-1]
+
+    def proposal(self) -> Proposal:
+        """All that was drawn."""
+        return Proposal(torch.stack(self.tokens, 1), torch.stack(self.distributions, 1) if self.distributions else None)
 
 
 class Proposer(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -91,21 +91,25 @@ def train(
 
     began = time.perf_counter()
     for step in range(first, settings.steps):
-        for optimizer, peak in zip(optimizers, (settings.muon_lr, settings.adam_lr), strict=True):
-            optimizer.param_groups[0]["lr"] = peak * settings.rate(step)
         losses = model.losses(sample_batch(text, settings.batch, window, generator).to(device))
         bits = _bits(losses)
         if not all(math.isfinite(value) for value in bits):
             raise FloatingPointError(f"step {step + 1}: loss is {bits}; lower the learning rates")
-        (losses[0] + share * sum(losses[1:])).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        descend(losses[0] + share * sum(losses[1:]), optimizers, settings, step)
         if state and ((step + 1) % save_every == 0 or step + 1 == settings.steps):
             _save_state(state, step + 1, config, settings, model, optimizers, generator)
         if on_step:
             on_step(StepReport(step + 1, settings.steps, bits, time.perf_counter() - began))
     return model
+
+
+def descend(loss: Tensor, optimizers: Sequence[torch.optim.Optimizer], settings: TrainSettings, step: int) -> None:
+    """One step down a loss, at the rates that the schedule has for this step; `optimizers` as `make_optimizers` has."""
+    loss.backward()
+    for optimizer, peak in zip(optimizers, (settings.muon_lr, settings.adam_lr), strict=True):
+        optimizer.param_groups[0]["lr"] = peak * settings.rate(step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import itertools
 import torch
 
 import mtp.decoding
+import mtp.proposer
 import mtp.verify
 from mtp import Transformer, Uniforms, decode
 from mtp.model import ModelConfig
@@ -91,11 +92,11 @@ def _scripted_rule(tape):
     return rule
 
 
-def joint(monkeypatch, target, proposer, prompt, length, sampling, *, homes=(), path_rule=accept_path):
+def joint(monkeypatch, target, proposer, prompt, length, sampling, *, path_rule=accept_path):
     """Exact joint distribution (V, …, V) of `length` tokens that decode() gives after prompt and prefill.
 
-    The last token of `prompt` is what the prefill emits, so that only the rounds are enumerated. `homes` are the
-    modules whose `pick` draws the drafts; `path_rule` stands for `mtp.tree.accept_path`.
+    The last token of `prompt` is what the prefill emits, so that only the rounds are enumerated. `path_rule`
+    stands for `mtp.tree.accept_path`.
     """
     vocab = target.config.vocab_size
     table = torch.zeros((vocab,) * length, dtype=torch.float64)
@@ -103,7 +104,7 @@ def joint(monkeypatch, target, proposer, prompt, length, sampling, *, homes=(), 
     prefix = []
     while prefix is not None:
         tape = Tape(prefix)
-        for home in (mtp.verify, *homes):
+        for home in (mtp.verify, mtp.proposer):
             monkeypatch.setattr(home, "pick", _scripted_pick(tape))
         monkeypatch.setattr(mtp.decoding, "pick", _scripted_pick(tape, first))
 

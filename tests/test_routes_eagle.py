@@ -7,7 +7,6 @@ from routes_enumeration import distance, expected_joint, joint, tiny_target
 from routes_reference import Mismatch, against_scratch, eagle_logits
 from routes_shipped import defects, greedy, prompts, target
 
-import mtp.drafters.eagle as home
 from mtp import Sampling, decode
 from mtp.drafters.eagle import EagleChain, EagleHead, _Unrolled
 from mtp.model import enter_module, run_block, unit
@@ -20,7 +19,7 @@ from mtp.routes import load_drafter
 def test_chain_keeps_the_joint_distribution(monkeypatch, sampling):
     target = tiny_target()
     proposer = EagleChain(target, tiny_head(target), k=2)
-    table = joint(monkeypatch, target, proposer, PROMPT, 3, sampling, homes=[home])
+    table = joint(monkeypatch, target, proposer, PROMPT, 3, sampling)
     assert distance(table, expected_joint(target, PROMPT, 3, sampling)) < 1e-5
 
 

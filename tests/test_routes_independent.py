@@ -6,7 +6,6 @@ from routes_enumeration import distance, expected_joint, joint, tiny_target
 from routes_reference import Mismatch, against_scratch, independent_logits
 from routes_shipped import defects, greedy, target
 
-import mtp.drafters.independent as home
 from mtp import Sampling, decode
 from mtp.drafter_training import evaluate_drafter, train_drafter
 from mtp.drafters.independent import DraftModel, IndependentDraft
@@ -35,7 +34,7 @@ def tiny_draft(target, like_target=False):
 def test_keeps_the_joint_distribution(monkeypatch, sampling):
     target, prompt = tiny_target(), [0, 1, 2]
     proposer = IndependentDraft(target, tiny_draft(target), k=2)
-    table = joint(monkeypatch, target, proposer, prompt, 3, sampling, homes=[home])
+    table = joint(monkeypatch, target, proposer, prompt, 3, sampling)
     assert distance(table, expected_joint(target, prompt, 3, sampling)) < 1e-5
 
 
@@ -47,7 +46,7 @@ def test_temperature_in_q_alone_is_seen(monkeypatch):
             return proposal
 
     target, prompt, sampling = tiny_target(), [0, 1, 2], Sampling(0.5)
-    table = joint(monkeypatch, target, Unscaled(target, tiny_draft(target), k=2), prompt, 2, sampling, homes=[home])
+    table = joint(monkeypatch, target, Unscaled(target, tiny_draft(target), k=2), prompt, 2, sampling)
     assert distance(table, expected_joint(target, prompt, 2, sampling)) > 0.01
 
 

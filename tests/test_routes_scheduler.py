@@ -10,7 +10,6 @@ import torch
 from block_drafters import Recorder
 from mtp_tabular import GRID, Config, Grid, P, Q, TableTarget, expected, joint, table_target
 
-import mtp.drafters.dspark
 from mtp import Sampling, decode
 from mtp.drafters.dspark import DSpark, DSparkModel, HeadTables
 from mtp.drafters.scheduler import LinearCost, LookAheadScheduler, Scheduler
@@ -242,9 +241,7 @@ def network_error(monkeypatch, scheduler, temperature):
     recorder = Recorder(scheduler)
     proposer = DSpark(target, model, scheduler=recorder)
     sampling, prompt = Sampling(temperature), [1, 0, 2, 1]
-    found = routes_enumeration.joint(
-        monkeypatch, target, proposer, prompt, 3, sampling, homes=(mtp.drafters.dspark,)
-    )
+    found = routes_enumeration.joint(monkeypatch, target, proposer, prompt, 3, sampling)
     expected_joint = routes_enumeration.expected_joint(target, prompt, 3, sampling)
     return routes_enumeration.distance(found, expected_joint), {lengths[0] for lengths in recorder.given}
 

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..model import TargetOutput, Transformer, contiguous
-from ..proposer import Context, Proposal
+from ..proposer import Chain, Context, Proposal
 from ..ragged import window
-from ..sampling import pick
 from .dflash import DFlash, DFlashConfig, DFlashModel
 from .scheduler import Scheduler
 
@@ -128,22 +127,17 @@ class DSpark(DFlash):
         logits, hidden = self._block(context, min(k, self.k))  # (B, k, V), (B, k, d)
         before = [window(context.tokens, [known - 1 for known in context.known], 1)[:, 0]]  # each (B,)
         bias = self.model.tables().bias  # (V, V)
-        distributions: list[Tensor] = []
+        chain = Chain(context.sampling, uniforms)
         for i in range(logits.shape[1]):
-            row = logits[:, i] + bias[before[-1]]  # (B, V)
-            if uniforms is None:
-                before.append(row.argmax(-1))
-            else:
-                distributions.append(context.sampling.probabilities(row))
-                before.append(pick(distributions[-1], uniforms[:, i]))
-        tokens = torch.stack(before[1:], 1)  # (B, k)
-        q = torch.stack(distributions, 1) if distributions else None
+            before.append(chain.draw(logits[:, i] + bias[before[-1]]))
+        proposal = chain.proposal()
         if self.scheduler is None:
-            return Proposal(tokens, q)
+            return proposal
         confidence = self.model.confidence(hidden, torch.stack(before[:-1], 1))[..., int(uniforms is None)]  # (B, k)
         counts = self._counts(confidence.sigmoid().cumprod(-1), context.active)
         width = max(counts)
-        return Proposal(tokens[:, :width], None if q is None else q[:, :width], counts)
+        q = None if proposal.q is None else proposal.q[:, :width]
+        return Proposal(proposal.tokens[:, :width], q, counts)
 
     def _counts(self, survival: Tensor, active: Sequence[int]) -> list[int]:
         """Drafts of each row to verify, from survival (B, k); none for sequences that have ended."""

@@ -24,9 +24,8 @@ from ..model import (
     run_block,
     unit,
 )
-from ..proposer import Context, Proposal, check_length
+from ..proposer import Chain, Context, Proposal, check_length
 from ..ragged import window
-from ..sampling import pick
 
 
 class EagleHead(nn.Module):
@@ -172,15 +171,9 @@ class EagleChain(EagleDrafter):
         if self.pending is not None:
             self._catch_up(context)
         feature = self.tip  # (B, d)
-        drafts: list[Tensor] = []
-        distributions: list[Tensor] = []
-        for i in range(min(k, self.k)):
-            if drafts:
-                feature = self._feed(drafts[-1][:, None], feature[:, None]).squeeze(1)
-            logits = self.target.head(feature)  # (B, V)
-            if uniforms is None:
-                drafts.append(logits.argmax(-1))
-            else:
-                distributions.append(context.sampling.probabilities(logits))
-                drafts.append(pick(distributions[-1], uniforms[:, i]))
-        return Proposal(torch.stack(drafts, 1), torch.stack(distributions, 1) if distributions else None)
+        chain = Chain(context.sampling, uniforms)
+        for _ in range(min(k, self.k)):
+            if chain.tokens:
+                feature = self._feed(chain.tokens[-1][:, None], feature[:, None]).squeeze(1)
+            chain.draw(self.target.head(feature))
+        return chain.proposal()

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..model import LOOK_AHEAD, ModelConfig, TargetOutput, Transformer, run_block, unit
-from ..proposer import Context, Proposal, check_length
+from ..proposer import Chain, Context, Proposal, check_length
 from ..ragged import place, window
-from ..sampling import pick
 
 
 class DraftModel(nn.Module):
@@ -77,18 +76,13 @@ class IndependentDraft:
         starts = [known - width for known in context.known]
         ids = window(context.tokens, starts, width)  # (B, W)
         self.cache.rollback(starts)
-        drafts: list[Tensor] = []
-        distributions: list[Tensor] = []
-        for i in range(min(k, self.k)):
+        chain = Chain(context.sampling, uniforms)
+        for _ in range(min(k, self.k)):
             logits = self.model.head(self.model.forward(ids, self.cache).hidden[:, -1])  # (B, V)
-            if uniforms is None:
-                drafts.append(logits.argmax(-1))
-            else:
-                distributions.append(context.sampling.probabilities(logits))
-                drafts.append(pick(distributions[-1], uniforms[:, i]))
-            ids = drafts[-1][:, None]  # (B, 1)
-        place(context.tokens, context.known, torch.stack(drafts, 1))
-        return Proposal(torch.stack(drafts, 1), torch.stack(distributions, 1) if distributions else None)
+            ids = chain.draw(logits)[:, None]  # (B, 1)
+        proposal = chain.proposal()
+        place(context.tokens, context.known, proposal.tokens)
+        return proposal
 
     def update(self, context: Context, output: TargetOutput, starts: Sequence[int], kept: Sequence[int]) -> None:
         # Of the drafts that were fed only the accepted ones stay; the newest token is not among them.

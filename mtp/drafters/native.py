@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..cache import KVCache
 from ..model import LOOK_AHEAD, TargetOutput, Transformer
-from ..proposer import Context, Proposal, check_length
+from ..proposer import Chain, Context, Proposal, check_length
 from ..ragged import place, window
-from ..sampling import pick
 
 
 class NativeMTP:
@@ -62,8 +60,7 @@ class NativeMTP:
         ends = [n - start - 1 for n, start in zip(last, starts, strict=True)]  # the columns of row N - 1
         hidden = window(self.hidden, starts, width)  # (B, W, d)
         tip = hidden[:, 0]  # (B, d) of the last module at the last row, once there is one
-        drafts: list[Tensor] = []
-        distributions: list[Tensor] = []
+        chain = Chain(context.sampling, uniforms)
         for j in range(1, min(k, self.k) + 1):
             cache = self.caches[min(j, self.used) - 1]
             if j <= self.used:
@@ -71,18 +68,13 @@ class NativeMTP:
                 ids = window(context.tokens, [start + j for start in starts], width)  # (B, W), shifted by j
             else:  # one row a sequence, at the next position
                 cache.rollback([n + j - self.used - 1 for n in last])
-                hidden, ids, ends = tip[:, None], drafts[-1][:, None], [0] * len(last)
+                hidden, ids, ends = tip[:, None], chain.tokens[-1][:, None], [0] * len(last)
             hidden = self.model.module_forward(min(j, self.used) - 1, ids, hidden, cache)
             tip = window(hidden, ends, 1).squeeze(1)  # (B, d)
-            logits = self.model.head(tip)  # (B, V)
-            if uniforms is None:
-                drafts.append(logits.argmax(-1))
-            else:
-                distributions.append(context.sampling.probabilities(logits))
-                drafts.append(pick(distributions[-1], uniforms[:, j - 1]))
-            place(context.tokens, [n + j for n in last], drafts[-1][:, None])  # the next module's last row reads it
-        self.ran = min(len(drafts), self.used)
-        return Proposal(torch.stack(drafts, 1), torch.stack(distributions, 1) if distributions else None)
+            draft = chain.draw(self.model.head(tip))  # (B,)
+            place(context.tokens, [n + j for n in last], draft[:, None])  # the next module's last row reads it
+        self.ran = min(len(chain.tokens), self.used)
+        return chain.proposal()
 
     def update(self, context: Context, output: TargetOutput, starts: Sequence[int], kept: Sequence[int]) -> None:
         place(self.hidden, starts, output.hidden)
