@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .drafter_commands import add_commands
 from .packing import add_pack_command
+from .progress import show_progress
 from .remote.command import add_remote_options
 from .server.command import add_serve_command
 
@@ -31,12 +32,8 @@ def parser() -> argparse.ArgumentParser:
 
     generate = commands.add_parser("generate", help="continue a prompt")
     generate.add_argument("--prompt", required=True, help="text to continue (ASCII)")
-    generate.add_argument("--max-new-tokens", type=int, default=128)
     generate.add_argument("--k", type=int, default=3, help="drafts a round, 0 for plain autoregression")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    generate.add_argument("--top-k", type=int)
-    generate.add_argument("--top-p", type=float)
-    generate.add_argument("--seed", type=int, default=0)
     generate.set_defaults(run=_generate)
 
     bench = commands.add_parser("bench", help="compare numbers of drafts, or routes, with plain autoregression")
@@ -46,13 +43,9 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--routes", nargs="+", default=[], metavar="NAME", help="also these routes, see mtp/routes.py")
     bench.add_argument("--prompts", type=int, default=24, help="how many of the committed prompts")
     bench.add_argument("--kind", choices=("code", "prose", "repetitive"), default="code")
-    bench.add_argument("--max-new-tokens", type=int, default=128)
     bench.add_argument("--temperature", type=float, default=1.0, help="0 is greedy, and checks for equal output")
-    bench.add_argument("--top-k", type=int)
-    bench.add_argument("--top-p", type=float)
     bench.add_argument("--batch", type=int, default=1)
     bench.add_argument("--repeats", type=int, default=1, help="runs of each prompt, of which the median counts")
-    bench.add_argument("--seed", type=int, default=0)
     bench.add_argument("--threads", type=int, default=1, help="torch threads; two on a busy machine are far slower")
     bench.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     bench.add_argument("--png", type=Path, metavar="FILE", default=Path("mtp-bench.png"), help="write a figure")
@@ -75,6 +68,11 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--hf", type=Path, required=True, metavar="FOLDER")
     export.set_defaults(run=_export)
 
+    for command in (generate, bench):
+        command.add_argument("--max-new-tokens", type=int, default=128)
+        command.add_argument("--top-k", type=int)
+        command.add_argument("--top-p", type=float)
+        command.add_argument("--seed", type=int, default=0)
     for command in (generate, bench, export, *add_commands(commands)):
         command.add_argument("--checkpoint", type=Path, help="safetensors file (default: the one in the repository)")
     add_remote_options(bench)
@@ -186,15 +184,12 @@ def _train(arguments) -> int:
     def show(report):
         bits = " ".join(f"{value:.3f}" for value in report.bits)
         line = f"step {report.step}/{report.steps}  bits a byte: {bits}  {report.seconds:.0f} s"
-        if sys.stderr.isatty():
-            print("\r" + line, end="", file=sys.stderr, flush=True)
-        elif report.step % 20 == 0 or report.step == report.steps:
-            print(line, file=sys.stderr, flush=True)
+        show_progress(line, report.step, report.steps, every=20)
 
     model = train(config, settings, text=text, device=arguments.device, state=arguments.state, on_step=show)
     bits = evaluate(model, held_out, windows=256)
     save(model, arguments.out, training_record(settings, bits))
-    print(f"\n{arguments.out}: held-out bits a byte " + ", ".join(f"{value:.3f}" for value in bits))
+    print(f"{arguments.out}: held-out bits a byte " + ", ".join(f"{value:.3f}" for value in bits))
     return 0
 
 
@@ -206,5 +201,4 @@ def _export(arguments) -> int:
 
 
 def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{done}/{total} runs", end="\n" if done == total else "", file=sys.stderr, flush=True)
+    show_progress(f"{done}/{total} runs", done, total)

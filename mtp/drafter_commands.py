@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+
+from .progress import show_progress
 
 
 def add_commands(commands) -> list:
@@ -55,7 +56,4 @@ def train_command(arguments) -> int:
 
 def _show(report) -> None:
     line = f"step {report.step}/{report.steps}  loss {report.loss:.4f}  {report.seconds:.0f} s"
-    if sys.stderr.isatty():
-        print("\r" + line, end="\n" if report.step == report.steps else "", file=sys.stderr, flush=True)
-    elif report.step % 20 == 0 or report.step == report.steps:
-        print(line, file=sys.stderr, flush=True)
+    show_progress(line, report.step, report.steps, every=20)
