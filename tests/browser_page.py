@@ -113,7 +113,7 @@ class NotebookPage:
             return changed.count() == 0
 
         self.until("the notebook is saved", saved)
-        return json.loads(self.file.read_text("utf-8"))
+        return self._written()
 
     def run_all(self) -> dict:
         """Run → Run All Cells, to its end or its first error; then saved: the file as it then is."""
@@ -128,8 +128,17 @@ class NotebookPage:
 
         return self.until("all cells have run", over, RUN_SECONDS)
 
+    def _written(self) -> dict:
+        """The file, once it is whole: the server writes it in place, and for a moment it is empty or cut off."""
+
+        def whole() -> dict | None:
+            with contextlib.suppress(json.JSONDecodeError):
+                return json.loads(self.file.read_text("utf-8"))
+
+        return self.until("the file is whole", whole)
+
     def _ids(self) -> list[str]:
-        return [cell["id"] for cell in json.loads(self.file.read_text("utf-8"))["cells"]]
+        return [cell["id"] for cell in self._written()["cells"]]
 
     def cell(self, cell_id: str):
         """A cell by its id in the file, scrolled into sight."""

@@ -1,5 +1,6 @@
 """Many machines: a real Dask scheduler and two workers, started from the command line in processes of their own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -23,10 +24,12 @@ def cluster(tmp_path):
     """(address, worker processes)"""
     scheduler_file = tmp_path / "scheduler.json"
     scheduler = dask("scheduler", scheduler_file, tmp_path, "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
-    deadline = time.monotonic() + 60
-    while not scheduler_file.exists() and time.monotonic() < deadline:
+    address, deadline = None, time.monotonic() + 60
+    while address is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    address = json.loads(scheduler_file.read_text())["address"]
+        with contextlib.suppress(OSError, ValueError):  # not there yet, or half written
+            address = json.loads(scheduler_file.read_text())["address"]
+    assert address, "the scheduler did not come up"
     options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", "127.0.0.1")
     workers = [dask("worker", scheduler_file, tmp_path, *options) for _ in range(2)]
     yield address, workers

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import time
 import types
 import zipfile
 from copy import deepcopy
@@ -242,6 +243,16 @@ def test_of_several_files_the_one_with_the_code_that_was_run_counts(desk):
     missing, said = desk.hand_in(history=code_of(notebook_with()))
     assert missing == [] and "finished.ipynb（这里有 2 份" in said
     assert "newer.ipynb" in desk.hand_in()[1], "nothing was run: the latest"
+
+
+@pytest.mark.parametrize("cut", [0, 100])
+def test_a_file_that_is_just_being_saved_is_read_when_it_is_whole(desk, monkeypatch, cut):
+    path = desk.save(notebook_with())
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    monkeypatch.setattr(time, "sleep", lambda seconds: path.write_bytes(whole))
+    missing, said = desk.hand_in()
+    assert missing == [] and path.name in said and (desk.folder / NAME).exists()
 
 
 def test_last_time_s_copy_is_not_taken_for_the_notebook(desk):
