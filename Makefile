@@ -50,6 +50,7 @@ test: lint test-unit test-notebooks
 
 lint: $(READY)
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 
 # One thread: the models are tiny, and several kernels at once would only fight over the cores.
 test-unit test-notebooks: export OMP_NUM_THREADS = 1

@@ -60,9 +60,7 @@ class Generation:
         """Share of rounds that drafted a position in which it was accepted, by position (unconditional)."""
         entries = [row for r in self.rounds for row in r.rows]
         depth = max((row.levels for row in entries), default=0)
-        return [
-            sum(row.accepted > i for row in entries) / sum(row.levels > i for row in entries) for i in range(depth)
-        ]
+        return [sum(row.accepted > i for row in entries) / sum(row.levels > i for row in entries) for i in range(depth)]
 
     def tpot(self, row: int = 0) -> float:
         """Seconds per output token of a sequence after its first: (t_last - t_first) / (n - 1)."""

@@ -56,8 +56,6 @@ class Muon(torch.optim.Optimizer):
             for (rows, columns), entries in by_shape.items():
                 updates = orthogonalise(torch.cat([update for _, update in entries]))
                 scale = max(1.0, rows / columns) ** 0.5
-                for (parameter, _), update in zip(
-                    entries, updates.split([len(u) for _, u in entries]), strict=True
-                ):
+                for (parameter, _), update in zip(entries, updates.split([len(u) for _, u in entries]), strict=True):
                     parameter.add_(update.view_as(parameter), alpha=-group["lr"] * scale)
         return loss

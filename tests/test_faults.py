@@ -113,6 +113,89 @@ def test_limits_add_up():
     assert lost + limits.cell_seconds < limits.total_seconds <= limits.cpu_seconds
 
 
+# --- a busy machine ---------------------------------------------------------------------------------------------------
+
+WORK = """
+import os, time
+def probe(seconds, helpers=0):
+    for _ in range(helpers):
+        if os.fork() == 0:
+            while True: pass
+    start = time.process_time()
+    while time.process_time() - start < seconds: pass
+    return "done"
+"""
+CHECK = 0.6  # seconds for a call in these
+
+
+@contextlib.contextmanager
+def one_busy_core(others: int):
+    """This process and what it starts run on one core, which `others` processes never leave idle."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    spin = [sys.executable, "-c", "import os\nos.nice(5)\nwhile True: pass"]  # as nice as a box
+    # in sessions of their own, since some kernels share the cores out among sessions
+    busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(others)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def working_box(sandbox):
+    """A box on this process's core, with WORK run in it."""
+    with box(sandbox, replace(SMALL, check_seconds=CHECK, cell_seconds=30.0)) as opened:
+        opened.worker.post({"op": "move", "cores": sorted(os.sched_getaffinity(0))})
+        assert opened.run(WORK) is None
+        yield opened
+
+
+def test_time_that_others_had_the_core_is_not_counted(sandbox):
+    """A right answer keeps its points on a busy machine: a third of the time allowed, spread over more than all."""
+    with one_busy_core(others=6), working_box(sandbox) as opened:
+        started = time.monotonic()
+        assert opened.call("probe", CHECK / 3) == "done"
+        assert time.monotonic() - started > CHECK, "the machine was not busy enough to show anything"
+
+
+@pytest.mark.parametrize(
+    ("call", "others", "at_most"),
+    [
+        (("probe", 100 * CHECK), 0, 1.0),  # works all the time
+        (("probe", 100 * CHECK, 4), 0, 1.0),  # its own helpers hold it up
+        (("time.sleep", 100 * CHECK), 4, 1.0),  # waits for nothing
+        (("probe", 100 * CHECK), 25, 9.0),  # held up for ever
+    ],
+)
+def test_what_a_box_does_to_itself_is_counted_and_there_is_an_end(sandbox, call, others, at_most):
+    name, *arguments = call
+    with one_busy_core(others), working_box(sandbox) as opened:
+        if name == "time.sleep":
+            opened.run("from time import sleep as probe")
+        started = time.monotonic()
+        with pytest.raises(WorkerFault) as caught:
+            opened.call("probe", *arguments)
+        assert caught.value.kind == "timeout"
+        # the warden's answer takes a moment, and on a busy core a long one
+        assert CHECK <= time.monotonic() - started < CHECK * 2 + at_most
+    assert settled(sandbox) == []
+
+
+def test_the_total_time_is_moved_with_a_check_s(sandbox):
+    body = "import time\nstart = time.process_time()\nwhile time.process_time() - start < 0.02: pass\n"
+    source = plan({1: body + "proposed = list(draft_tokens)[:self.max_proposal_len]"})
+    limits = replace(SMALL, check_seconds=3.0, total_seconds=8.0)
+    started = time.monotonic()
+    with one_busy_core(others=4):
+        outcome = judged(sandbox, source, limits)
+    assert time.monotonic() - started > limits.total_seconds, "the machine was not busy enough to show anything"
+    assert points(outcome) == FULL
+
+
 def test_a_lost_sandbox_is_never_a_verdict(tmp_path, monkeypatch):
     """Not in the last check either: the caller is told, and may judge again. (The system's bwrap is broken here: the
     wheel's does it, at the start and again.)"""

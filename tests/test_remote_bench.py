@@ -59,7 +59,7 @@ def test_the_servers_take_turns_and_each_goes_first_as_often():
     with ScriptedServer(counting("s", log)) as server, ScriptedServer(counting("b", log)) as base:
         bench(server.url, base.url, warmup=["w"], repeats=2)
     assert log[:2] == [("s", "w"), ("b", "w")]
-    order = "sb" "bs" "sb" "bs" + "bs" "sb" "bs" "sb"  # the second repeat begins with the other one
+    order = "sbbssbbs" + "bssbbssb"  # the second repeat begins with the other one
     assert "".join(name for name, _ in log[2:]) == order
     assert [prompt for _, prompt in log[2::2]] == PROMPTS * 2
 

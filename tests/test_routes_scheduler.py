@@ -16,6 +16,7 @@ from mtp.drafters.scheduler import LinearCost, LookAheadScheduler, Scheduler
 
 # The scheduler ----------------------------------------------------------------------------------------------------
 
+
 def second_tile(n):
     """A staircase, as a processor's cost is: nothing extra up to one token a row of three, then a step."""
     return 1.0 if n <= 3 else 1.5 + 0.01 * n
@@ -166,9 +167,7 @@ def first_token(scheduler, change=lambda proposer: proposer):
     target = TableTarget(p.log().expand(7, 2, 2))
     target.config = type("Config", (Config,), {"vocab_size": 2})
     proposer = change(Tables(q, confidence, Groups(scheduler, 1)))
-    run = decode(
-        target, [[0]] * len(cells), proposer, max_new_tokens=4, sampling=Sampling(1.0), generator=cells
-    )
+    run = decode(target, [[0]] * len(cells), proposer, max_new_tokens=4, sampling=Sampling(1.0), generator=cells)
     first = torch.tensor([tokens[1] for tokens in run.tokens])
     return [float((first == token).double().mean()) for token in (0, 1)]
 

@@ -372,12 +372,17 @@ _from_json = json.JSONDecoder().decode
 _LENGTH = struct.Struct("!I")
 
 
-def send_frame(sock, message: dict) -> None:
-    """Writes one length-prefixed JSON message. Raises OSError, Unsendable."""
+def as_frame(message: dict) -> bytes:
+    """One message as length-prefixed JSON. Raises Unsendable."""
     data = _to_json(message).encode("ascii")
     if len(data) > MAX_FRAME:
         raise Unsendable(f"more than {MAX_FRAME} bytes")
-    sock.sendall(_LENGTH.pack(len(data)) + data)
+    return _LENGTH.pack(len(data)) + data
+
+
+def send_frame(sock, message: dict) -> None:
+    """Writes one message. Raises OSError, Unsendable."""
+    sock.sendall(as_frame(message))
 
 
 class Stream:

@@ -19,9 +19,9 @@ import sys
 from . import isolate
 from .serve import work
 from .shell import make_shell
+from .usage import Record, family, too_much
 
 CONTROL, LIFE = 0, 1  # order of the sockets in a request
-PAGE = os.sysconf("SC_PAGE_SIZE")
 SHORTEST_PAUSE = 0.02  # seconds between two looks at a box
 COLLECT_MILLISECONDS = 200  # between two looks for wardens that have ended
 
@@ -49,55 +49,6 @@ def quiet_files(keep: set[int]) -> None:
         os.closerange(low + 1, high)
 
 
-def family() -> list[int]:
-    """All descendants of this process, from /proc."""
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            # it may end meanwhile
-            with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    found, new = set(), {os.getpid()}
-    while new:
-        new = {pid for pid, parent in parents.items() if parent in new} - found
-        found |= new
-    return list(found)
-
-
-def private_memory(pid: int) -> int:
-    """Bytes that a process has in memory and that no file or shared memory stands for; the zygote's among them."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            _, resident, shared = map(int, file.read().split()[:3])
-        return (resident - shared) * PAGE
-    except (OSError, ValueError):
-        return 0  # it ended meanwhile
-
-
-def own_memory(pid: int) -> int:
-    """Bytes of memory that a process has to itself: a page that it shares with n - 1 others counts for one nth."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            sizes = {line.partition(b":")[0]: line.split()[1] for line in file.read().splitlines()[1:]}
-        return sum(int(sizes[name]) for name in (b"Pss_Anon", b"Pss_Shmem", b"SwapPss")) * 1024
-    except (FileNotFoundError, ProcessLookupError):
-        return 0  # it ended meanwhile
-    except (OSError, KeyError):
-        return private_memory(pid)  # it does not let itself be read
-
-
-def too_much(processes: list[int], limits: dict) -> str:
-    """What a box uses too much of: "processes", "memory" or ""."""
-    # RLIMIT_NPROC bounds what fork gives, and this ends a box that lives at the bound
-    if len(processes) >= limits["processes"] - 2:
-        return "processes"
-    # a fork shares most of its pages with the zygote: looked at closely, which is slow, only where it may matter
-    room = limits["memory_bytes"] + isolate.zygote_private()
-    if sum(map(private_memory, processes)) <= room:
-        return ""
-    return "memory" if sum(map(own_memory, processes)) > room else ""
-
-
 def collect_children() -> bool:
     """Takes note of the children that have ended, so that their seconds of processor are counted; whether any live."""
     with contextlib.suppress(ChildProcessError):
@@ -117,11 +68,15 @@ def end_orphans() -> None:
 
 
 def watch(init: int, life: socket.socket, limits: dict) -> dict:
-    """Waits until the box ends or must end; returns what to tell the judge."""
+    """Waits until the box ends or must end; returns what to tell the judge.
+
+    Meanwhile the judge may send a moment (time.monotonic, in ASCII) and is told what seconds the box has used since.
+    """
     poll = select.poll()
     poll.register(life, select.POLLIN | select.POLLHUP)
     poll.register(os.pidfd_open(init), select.POLLIN)
     reason, pause = "", SHORTEST_PAUSE
+    record = Record()
     while True:
         pid, status = os.waitpid(init, os.WNOHANG)
         if pid:
@@ -129,6 +84,10 @@ def watch(init: int, life: socket.socket, limits: dict) -> dict:
         happened = dict(poll.poll(pause * 1000))
         if not reason:
             processes = family()
+            record.look(processes)
+            if life.fileno() in happened and (moment := life.recv(64)):
+                life.send(json.dumps(record.since(float(moment))).encode())
+                continue
             reason = "hung up" if life.fileno() in happened else too_much(processes, limits)
             if reason:
                 poll.unregister(life)

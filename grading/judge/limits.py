@@ -11,6 +11,8 @@ MIB = 1 << 20
 class Limits:
     """Seconds are of wall time, but for cpu_seconds; bytes are of the box as a whole but for file_bytes.
 
+    Wall time in which a box could not run since others had the cores is not counted (grading.judge.worker).
+
     total_seconds exceeds two lost checks in each of four mechanisms plus two lost cells, so that a mechanism's loops
     never cost another's points.
     """

@@ -20,6 +20,7 @@ from grading.seed import VARIABLE
 
 FAULTS_A_MECHANISM = 2  # after the second its remaining cells fail unrun
 MAX_MESSAGE = 4_000
+NOTEWORTHY_SECONDS = 0.2  # a cell that takes longer is asked whether others had the cores
 
 
 @dataclass
@@ -86,22 +87,40 @@ def method_names(chapter: Chapter) -> frozenset[str]:
     return frozenset(node.name for kind in classes for node in kind.body if isinstance(node, ast.FunctionDef))
 
 
+class Clock:
+    """A submission's total time, which its sessions share. What no worker could use is not counted."""
+
+    def __init__(self, seconds: float):
+        self._ends = time.monotonic() + seconds
+
+    def left(self) -> float:
+        return max(0.0, self._ends - time.monotonic())
+
+    @contextlib.contextmanager
+    def allow(self, worker: Worker, seconds: float):
+        """Gives a worker so many seconds of what is left. Raises WorkerFault."""
+        worker.allow(min(seconds, self.left()))
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            if time.monotonic() - started > NOTEWORTHY_SECONDS:
+                self._ends += worker.held_up()
+
+
 class Session:
     """A worker of one submission, made anew and brought up to date whenever it was lost or is behind.
 
     bad: names of learner's cells that killed a worker or never ended; shared, so that each is waited for once.
     """
 
-    def __init__(self, sandbox: Sandbox, limits: Limits, ends: float, bad: set[str]):
-        self._sandbox, self._limits, self._ends, self._bad = sandbox, limits, ends, bad
+    def __init__(self, sandbox: Sandbox, limits: Limits, clock: Clock, bad: set[str]):
+        self._sandbox, self._limits, self.clock, self._bad = sandbox, limits, clock, bad
         self._worker: Worker | None = None
         self._steps: list[Step] = []
         self._run_so_far = 0
         self.flags: set[str] = set()
         self.cell_errors: dict[str, str] = {}
-
-    def left(self) -> float:
-        return self._ends - time.monotonic()
 
     def add(self, step: Step) -> None:
         """A learner's cell, to be run before the next check."""
@@ -110,7 +129,7 @@ class Session:
     def worker(self) -> Worker:
         """A worker in which all learner's cells so far have run. Raises WorkerFault when the total time is up."""
         while self._worker is None or self._run_so_far < len(self._steps):
-            if self.left() <= 0:
+            if not self.clock.left():
                 raise WorkerFault("total", "the submission's total time is up")
             if self._worker is None:
                 self._worker, self._run_so_far = Worker(*self._sandbox.box(self._limits)), 0
@@ -125,8 +144,8 @@ class Session:
         if step.name in self._bad:
             return
         try:
-            self._worker.allow(min(self._limits.cell_seconds, max(0.0, self.left())))
-            reply = self._worker.request({"op": "run", "source": step.source})
+            with self.clock.allow(self._worker, self._limits.cell_seconds):
+                reply = self._worker.request({"op": "run", "source": step.source})
         except WorkerFault as fault:
             self.drop()
             if fault.kind == "sandbox":
@@ -149,8 +168,8 @@ def judge(bench: Bench, plan: Plan, seed: int, sandbox: Sandbox, limits: Limits)
     """Judges one submission. Raises WorkerFault of kind "sandbox", or OSError, when no box can be made."""
     started, faults, bad = time.monotonic(), {}, set()
     # Two workers: the learner reads what public checks say, so no code that has seen a hidden input may say it.
-    ends = started + limits.total_seconds
-    sessions = {hidden: Session(sandbox, limits, ends, bad) for hidden in (False, True)}
+    clock = Clock(limits.total_seconds)
+    sessions = {hidden: Session(sandbox, limits, clock, bad) for hidden in (False, True)}
     outcome = Outcome()
     os.environ[VARIABLE] = str(seed)
     for step in plan.steps:
@@ -176,9 +195,9 @@ def _check(bench: Bench, cell: Cell, session: Session, limits: Limits, faults: d
     started = time.monotonic()
     try:
         worker = session.worker()
-        worker.allow(min(limits.check_seconds, max(0.0, session.left())))
-        worker.forget()
-        error, call = bench.run(cell, worker)
+        with session.clock.allow(worker, limits.check_seconds):
+            worker.forget()
+            error, call = bench.run(cell, worker)
         if worker.fault is not None:
             error = worker.fault  # whatever the test cell made of it: a pass needs evidence
     except WorkerFault as fault:

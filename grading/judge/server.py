@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import selectors
 import signal
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 from grading.box.isolate import die_with_parent
 from grading.judge.limits import Limits
 from grading.judge.sandbox import Sandbox, SandboxError
+from grading.judge.worker import STRETCH, WorkerFault
 from grading.plan import Plan
 from grading.result import checks_of
 
@@ -51,7 +53,6 @@ class Server:
             os.environ[variable] = "1"
         from grading import chapter
         from grading.judge.run import Bench, judge
-        from grading.judge.worker import WorkerFault
         from grading.report import misconceptions
 
         self._judge, self._misconceptions, self._lost = judge, misconceptions, (WorkerFault, OSError)
@@ -115,13 +116,15 @@ class Server:
                 os._exit(1)  # never back into the server's loop
         os.close(theirs)
         self.sandbox.give_away_spare()
-        deadline = time.monotonic() + self.limits.total_seconds + GRACE_SECONDS
+        deadline = time.monotonic() + STRETCH * self.limits.total_seconds + GRACE_SECONDS
         job = Job(request, pid, ours, self.generation, deadline, attempts, core, bytearray())
         self.jobs[ours] = job
         return job
 
     def _child(self, request: dict, pipe: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # a judge that never ends is the judge's own fault, and none of its work takes long
+        resource.setrlimit(resource.RLIMIT_CPU, (self.limits.cpu_seconds, self.limits.cpu_seconds))
         try:
             plan = Plan.from_json(request["plan"])
             outcome = self._judge(self.bench, plan, request["seed"], self.sandbox, self.limits)
