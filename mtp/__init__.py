@@ -13,6 +13,7 @@ _HOME = {
     "CheckpointError": "checkpoint", "load": "checkpoint", "read_metadata": "checkpoint", "save": "checkpoint",
     "END_OF_FILE": "data", "decode_text": "data", "encode": "data", "load_split": "data",
     "decode": "decoding",
+    "DistillSettings": "distillation", "distil": "distillation",
     "NativeMTP": "drafters",
     "Generation": "generation",
     "ModelConfig": "model", "Transformer": "model",

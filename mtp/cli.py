@@ -1,4 +1,4 @@
-"""Command line: `python -m mtp generate | bench | train | train-drafter | export | serve | pack`.
+"""Command line: `python -m mtp generate | bench | train | distil | train-drafter | export | serve | pack`.
 
 Imports of torch wait until a command runs, so that `--help` answers at once.
 """
@@ -41,6 +41,11 @@ def parser() -> argparse.ArgumentParser:
         "--k", type=int, nargs="*", default=[1, 2, 3, 4, 5, 6], help="drafts a round of native MTP; 0 is always run"
     )
     bench.add_argument("--routes", nargs="+", default=[], metavar="NAME", help="also these routes, see mtp/routes.py")
+    bench.add_argument(
+        "--schedule", type=int, nargs="?", const=False, metavar="TOKENS",
+        help="with --routes dspark: also with its scheduler, which weighs each draft against what a step costs on this "
+        "machine; TOKENS, if given, bounds what the target is fed a step over the batch",
+    )  # fmt: skip
     bench.add_argument("--prompts", type=int, default=24, help="how many of the committed prompts")
     bench.add_argument("--kind", choices=("code", "prose", "repetitive"), default="code")
     bench.add_argument("--temperature", type=float, default=1.0, help="0 is greedy, and checks for equal output")
@@ -64,6 +69,13 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--state", type=Path, metavar="FILE", help="file to save progress in, and to resume from")
     train.set_defaults(run=_train)
 
+    distil = commands.add_parser("distil", help="train the modules of a checkpoint towards its main model, frozen")
+    distil.add_argument("--out", type=Path, required=True, help="checkpoint to write")
+    distil.add_argument("--steps", type=int, default=2000)
+    distil.add_argument("--seed", type=int, default=1)
+    distil.add_argument("--device", default="cpu")
+    distil.set_defaults(run=_distil)
+
     export = commands.add_parser("export", help="write the model in Hugging Face's format")
     export.add_argument("--hf", type=Path, required=True, metavar="FOLDER")
     export.set_defaults(run=_export)
@@ -73,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--top-k", type=int)
         command.add_argument("--top-p", type=float)
         command.add_argument("--seed", type=int, default=0)
-    for command in (generate, bench, export, *add_commands(commands)):
+    for command in (generate, bench, distil, export, *add_commands(commands)):
         command.add_argument("--checkpoint", type=Path, help="safetensors file (default: the one in the repository)")
     add_remote_options(bench)
     add_serve_command(commands)
@@ -81,10 +93,10 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(arguments):
+def _load(arguments, device: str = "cpu"):
     from .checkpoint import DEFAULT_CHECKPOINT, load
 
-    return load(arguments.checkpoint or DEFAULT_CHECKPOINT)
+    return load(arguments.checkpoint or DEFAULT_CHECKPOINT, device)
 
 
 def _sampling(arguments):
@@ -124,20 +136,17 @@ def _bench(arguments) -> int:
         return bench_servers(arguments)
     import torch
 
-    from .drafters import NativeMTP
-    from .measure import Route, compare, forward_cost, weight_bytes
+    from .measure import compare, forward_cost, weight_bytes
+    from .memory import drafter_memory
     from .prompts import load_prompts
     from .report import as_json, cost_line, table
-    from .routes import load_drafter
 
     torch.set_num_threads(arguments.threads)
     model = _load(arguments)
     sampling = _sampling(arguments)
     prompts = [prompt.ids for prompt in load_prompts(arguments.kind, arguments.prompts)]
-    ks = sorted(set(arguments.k) - {0})
-    routes = [Route("k=0")] + [Route(f"k={k}", NativeMTP(model, k, recycle=True), k) for k in ks]
-    others = [(name, load_drafter(name, model)) for name in arguments.routes]
-    routes += [Route(name, drafter, drafter.k) for name, drafter in others]
+    named = _routes(arguments, model)
+    routes = [route for route, _ in named]
     results = compare(
         model, prompts, routes, max_new_tokens=arguments.max_new_tokens, sampling=sampling, batch=arguments.batch,
         repeats=arguments.repeats, seed=arguments.seed, on_progress=_progress,
@@ -147,9 +156,10 @@ def _bench(arguments) -> int:
         f"{len(prompts)} {arguments.kind} prompts, {arguments.max_new_tokens} new tokens, {sampling}, "
         f"batch {arguments.batch}, {arguments.threads} thread(s); prefill apart; {weight_bytes(model)} bytes of weights"
     )
-    print(table(results))
+    memory = {route.name: drafter_memory(name, route.proposer, model) for route, name in named[1:]}
+    print(table(results, memory))
     print(cost_line(costs))
-    report = as_json(results, costs, weight_bytes(model), vars(arguments))
+    report = as_json(results, costs, weight_bytes(model), vars(arguments), memory)
     if arguments.hf:
         from .hf_bench import time_hf
 
@@ -162,11 +172,31 @@ def _bench(arguments) -> int:
     matplotlib.use("Agg")
     from .plots import plot_comparison
 
-    title = f"Native MTP, {arguments.kind} prompts, temperature {arguments.temperature:g}"
+    title = f"{arguments.kind} prompts, temperature {arguments.temperature:g}, batch {arguments.batch}"
     plot_comparison(results, title).savefig(arguments.png)
     print(f"figure: {arguments.png}")
     broken = [d for result in results for d in result.differences or [] if not d.is_rounding]
     return 1 if broken else 0
+
+
+def _routes(arguments, model) -> list:
+    """What `bench` compares: (Route, its name in mtp.routes), the baseline first."""
+    from .drafters import NativeMTP
+    from .measure import Route, measured_scheduler
+    from .routes import load_drafter
+
+    ks = sorted(set(arguments.k) - {0})
+    named = [(Route("k=0"), ""), *((Route(f"k={k}", NativeMTP(model, k, recycle=True), k), "native") for k in ks)]
+    for name in dict.fromkeys(arguments.routes):
+        drafter = load_drafter(name, model)
+        named.append((Route(name, drafter, drafter.k), name))
+    if arguments.schedule is not None:
+        if "dspark" not in arguments.routes:
+            raise ValueError("--schedule is for DSpark: add --routes dspark")
+        budget = None if arguments.schedule is False else arguments.schedule
+        drafter = load_drafter("dspark", model, scheduler=measured_scheduler(model, arguments.batch, budget))
+        named.append((Route("dspark+sched", drafter, drafter.k), "dspark"))
+    return named
 
 
 def _train(arguments) -> int:
@@ -190,6 +220,32 @@ def _train(arguments) -> int:
     bits = evaluate(model, held_out, windows=256)
     save(model, arguments.out, training_record(settings, bits))
     print(f"{arguments.out}: held-out bits a byte " + ", ".join(f"{value:.3f}" for value in bits))
+    return 0
+
+
+def _distil(arguments) -> int:
+    from dataclasses import asdict
+
+    from .checkpoint import DEFAULT_CHECKPOINT, read_metadata, save
+    from .data import load_split
+    from .distillation import DistillSettings, acceptance_rates, distil
+
+    model = _load(arguments, arguments.device)
+    _, record = read_metadata(arguments.checkpoint or DEFAULT_CHECKPOINT)
+    settings = DistillSettings(steps=arguments.steps, seed=arguments.seed)
+    text, held_out = load_split()
+
+    def show(report):
+        line = f"step {report.step}/{report.steps}  loss {report.loss:.4f}  {report.seconds:.0f} s"
+        show_progress(line, report.step, report.steps, every=20)
+
+    before = acceptance_rates(model, held_out)
+    distil(model, text, settings, on_step=show)
+    after = acceptance_rates(model, held_out)
+    distilled = {"settings": asdict(settings), "held_out_acceptance": [round(value, 4) for value in after]}
+    save(model, arguments.out, record | {"distilled": distilled})
+    rates = "  ".join(f"{old:.3f} -> {new:.3f}" for old, new in zip(before, after, strict=True))
+    print(f"{arguments.out}: held-out acceptance by module at temperature 1: {rates}")
     return 0
 
 

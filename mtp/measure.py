@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .decoding import decode
+from .drafters.scheduler import LinearCost, Scheduler
 from .equality import Difference, differences
 from .generation import Generation
 from .model import Transformer
@@ -180,23 +181,40 @@ def frequency_p_value(one: Sequence[Sequence[int]], other: Sequence[Sequence[int
 
 @torch.inference_mode()
 def forward_cost(
-    model: Transformer, widths: Sequence[int] = (1, 2, 3, 4, 5, 6, 7), *, context: int = 192, repeats: int = 60
+    model: Transformer,
+    widths: Sequence[int] = (1, 2, 3, 4, 5, 6, 7),
+    *,
+    batch: int = 1,
+    context: int = 192,
+    repeats: int = 60,
 ) -> dict[int, float]:
-    """Seconds of one target pass over m new tokens after `context` others, for each m: medians, interleaved.
+    """Seconds of one target pass over m new tokens of each of `batch` sequences after `context` others, for each m:
+    medians, interleaved.
 
     t(k + 1) / t(1) is what verification costs in units of an autoregressive step. Includes the head.
     """
-    cache = model.new_cache(1, context + max(widths))
+    cache = model.new_cache(batch, context + max(widths))
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (1, context + max(widths)), generator=generator).to(model.device)
+    ids = torch.randint(model.config.vocab_size, (batch, context + max(widths)), generator=generator).to(model.device)
     model.forward(ids[:, :context], cache)
     seconds: dict[int, list[float]] = {m: [] for m in widths}
     for m in [*widths] * (repeats + 1):  # the first turn of each is the warm-up
-        cache.rollback([context])
+        cache.rollback([context] * batch)
         began = time.perf_counter()
         model.head(model.forward(ids[:, context : context + m], cache).hidden).sum().item()
         seconds[m].append(time.perf_counter() - began)
     return {m: statistics.median(values[1:]) for m, values in seconds.items()}
+
+
+def measured_scheduler(
+    model: Transformer, batch: int = 1, budget: int | None = None, *, repeats: int = 20
+) -> Scheduler:
+    """DSpark's scheduler with what a step of `batch` sequences costs on this machine, measured now.
+
+    `budget` bounds the tokens that the target is fed a step over the whole batch.
+    """
+    seconds = forward_cost(model, (1, 2, 4, 6), batch=batch, repeats=20)
+    return Scheduler(budget, LinearCost.fit({batch * m: value for m, value in seconds.items()}), padded=True)
 
 
 def weight_bytes(model: Transformer) -> dict[str, int]:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from types import MappingProxyType
 
 import torch
 
 from .measure import RouteResult
+from .memory import DrafterMemory
+
+NOTHING = DrafterMemory(0, 0)
 
 
-def table(results: Sequence[RouteResult]) -> str:
-    """One line a route; milliseconds, and speed-ups against the first route."""
+def table(results: Sequence[RouteResult], memory: Mapping[str, DrafterMemory] = MappingProxyType({})) -> str:
+    """One line a route; milliseconds, and speed-ups against the first route. memory: of routes, by their names."""
     header = (
-        f"{'route':<10} {'MAL':>5} {'tok/rd':>6} {'speed-up':>8} {'quartiles':>11} {'cpu':>5} "
-        f"{'TPOT50':>7} {'TPOT95':>7} {'tok/s':>6} {'draft':>6} {'verify':>6} {'rollbk':>6} {'KV kB':>6}  "
-        "survival; equality"
+        f"{'route':<12} {'MAL':>5} {'tok/rd':>6} {'speed-up':>8} {'quartiles':>11} {'cpu':>5} "
+        f"{'TPOT50':>7} {'TPOT95':>7} {'tok/s':>6} {'draft':>6} {'verify':>6} {'rollbk':>6} {'KV kB':>6} "
+        f"{'+params':>9} {'+KV B/tok':>9}  survival; equality"
     )
-    return "\n".join([header, *map(_line, results)])
+    return "\n".join([header, *(_line(result, memory.get(result.name, NOTHING)) for result in results)])
 
 
-def _line(r: RouteResult) -> str:
+def _line(r: RouteResult, more: DrafterMemory) -> str:
     low, high = r.speedup_quartiles
     survival = " ".join(f"{share:.2f}" for share in r.survival)
     return (
-        f"{r.name:<10} {r.mean_acceptance_length:>5.2f} {r.tokens_per_round:>6.2f} {r.speedup:>8.2f} "
+        f"{r.name:<12} {r.mean_acceptance_length:>5.2f} {r.tokens_per_round:>6.2f} {r.speedup:>8.2f} "
         f"{f'{low:.2f}-{high:.2f}':>11} {r.speedup_cpu:>5.2f} {1e3 * r.tpot_p50:>7.2f} {1e3 * r.tpot_p95:>7.2f} "
         f"{r.tokens_per_second:>6.0f} {1e3 * r.draft:>6.2f} {1e3 * r.verify:>6.2f} {1e3 * r.rollback:>6.2f} "
-        f"{r.kv_bytes / 1e3:>6.0f}  {survival}; {_equality(r)}"
+        f"{r.kv_bytes / 1e3:>6.0f} {more.parameters:>9,} {more.kv_bytes_per_token:>9,}  {survival}; {_equality(r)}"
     )
 
 
@@ -48,7 +52,13 @@ def cost_line(costs: dict[int, float]) -> str:
     return f"target pass: t(1) = {1e3 * costs[1]:.2f} ms, {ratios}"
 
 
-def as_json(results: Sequence[RouteResult], costs: dict[int, float], weights: dict[str, int], settings: dict) -> dict:
+def as_json(
+    results: Sequence[RouteResult],
+    costs: dict[int, float],
+    weights: dict[str, int],
+    settings: dict,
+    memory: Mapping[str, DrafterMemory] = MappingProxyType({}),
+) -> dict:
     """All figures with what is needed to read them: versions, machine, settings."""
     plain = [field.name for field in fields(RouteResult) if field.name not in ("runs", "differences")]
     return {
@@ -60,6 +70,7 @@ def as_json(results: Sequence[RouteResult], costs: dict[int, float], weights: di
         "forward_seconds": costs,
         "routes": [
             {name: getattr(r, name) for name in plain}
+            | memory.get(r.name, NOTHING)._asdict()
             | {"differences": None if r.differences is None else [asdict(d) for d in r.differences]}
             for r in results
         ],

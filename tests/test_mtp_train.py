@@ -1,5 +1,6 @@
 """Training: learns, repeats from its seed, and goes on after an interruption as if there had been none."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_loss_that_is_not_finite_stops_training():
 
 
 def test_command_line(tmp_path, capsys):
-    """train, then generate, bench and export with what it wrote."""
+    """train, then generate, distil, bench and export with what it wrote."""
     out = tmp_path / "tiny.safetensors"
     assert main(["train", "--out", str(out), "--steps", "2", "--layers", "1", "--modules", "1"]) == 0
     config, training = read_metadata(out)
@@ -101,6 +102,14 @@ def test_command_line(tmp_path, capsys):
     assert len(load(out).mtp) == 1
     checkpoint = ["--checkpoint", str(out)]
     assert main(["generate", "--prompt", "def ", "--max-new-tokens", "5", "--k", "2", *checkpoint]) == 0
+    capsys.readouterr()
+    better = tmp_path / "better.safetensors"
+    assert main(["distil", "--out", str(better), "--steps", "3", *checkpoint]) == 0
+    assert read_metadata(better)[1]["distilled"]["settings"]["steps"] == 3
+    assert read_metadata(better)[1]["settings"] == training["settings"]
+    first, second = weights(load(out)), weights(load(better))
+    assert {name for name in first if not torch.equal(first[name], second[name])} <= {n for n in first if "mtp." in n}
+    assert not torch.equal(first["mtp.0.projection"], second["mtp.0.projection"])
     capsys.readouterr()
     figures = ["--json", str(tmp_path / "b.json"), "--png", str(tmp_path / "b.png")]
     small = ["--k", "1", "--prompts", "2", "--max-new-tokens", "6", "--temperature", "0"]
@@ -113,6 +122,23 @@ def test_command_line(tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_bench_shows_what_routes_add_and_what_dspark_s_scheduler_leaves_out(tmp_path, capsys):
+    figures = ["--json", str(tmp_path / "b.json"), "--png", str(tmp_path / "b.png")]
+    small = ["--k", "2", "--prompts", "2", "--batch", "2", "--max-new-tokens", "12", "--temperature", "0"]
+    assert main(["bench", *small, "--routes", "dspark", "lookup", "--schedule", "4", *figures]) == 0
+    routes = {route["name"]: route for route in json.loads((tmp_path / "b.json").read_text())["routes"]}
+    assert list(routes) == ["k=0", "k=2", "dspark", "lookup", "dspark+sched"]
+    added = {name: (route["parameters"], route["kv_bytes_per_token"]) for name, route in routes.items()}
+    assert added["k=0"] == added["lookup"] == (0, 0)
+    # two of the three modules ran: two layers of keys and values of 96 numbers, four bytes each
+    assert added["k=2"] == (388_512, 2 * 2 * 96 * 4)
+    assert added["dspark+sched"] == added["dspark"] and added["dspark"][0] > 100_000
+    # a budget of four tokens for two sequences: the last known token of each and at most one draft
+    assert len(routes["dspark"]["survival"]) > 1 >= len(routes["dspark+sched"]["survival"])
+    line = next(line for line in capsys.readouterr().out.split("\n") if line.startswith("dspark+sched"))
+    assert f"{added['dspark'][0]:,}" in line and "identical" in line
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -120,6 +146,8 @@ def test_command_line(tmp_path, capsys):
         (["generate", "--prompt", "x", "--temperature", "-1"], "temperature"),
         (["generate", "--prompt", "x", "--checkpoint", "/nowhere.safetensors"], "no such checkpoint"),
         (["bench", "--prompts", "100000"], "limit"),
+        (["bench", "--schedule"], "add --routes dspark"),
+        (["bench", "--routes", "dspark", "--schedule", "0"], "budget"),
     ],
 )
 def test_command_line_errors_are_one_line(capsys, arguments, message):

@@ -43,8 +43,8 @@ class LinearCost:
 
     @classmethod
     def fit(cls, seconds: Mapping[int, float], draft: float = 0.0) -> LinearCost:
-        """Least squares through measured target passes, seconds by tokens fed over the batch (`measure.forward_cost`
-        gives them for one sequence); `draft` seconds come on top of each step. Raises ValueError for fewer than two.
+        """Least squares through measured target passes, seconds by tokens fed over the batch (see
+        `measure.measured_scheduler`); `draft` seconds come on top of each step. Raises ValueError for fewer than two.
         """
         if len(seconds) < 2:
             raise ValueError(f"a line needs two measurements or more, got {len(seconds)}")
