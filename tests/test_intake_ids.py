@@ -83,6 +83,8 @@ def test_missing_and_unlisted_learners(tmp_path):
         "sep=;\r\nStudent ID;x\r\n20230001;1\r\n",
         "学号\t姓名\n20230001\t张三\n".encode("utf-16"),
         "２０２３０００１\n",
+        "姓名,证件\n张三,20230001\n",
+        "Student,ID,SIS User ID\n    Points Possible,,\n张三,20230001,9\n",
     ],
 )
 def test_rosters_of_many_kinds(tmp_path, text):
@@ -143,6 +145,8 @@ def test_two_submissions_of_one_on_the_roster_are_merged(tmp_path):
         (b"id\ns1\nab\xff\xff\xfe\n", "line 3: neither UTF-8 nor GBK"),
         (b"id\ns1\n\0\0", "line 3: binary"),
         (zipped({"xl/x": b""}), "an Excel workbook"),
+        ("序号,班级,证件号\n1,A,20230001\n2,A,20230002\n".encode(), "line 1: no column .*序号, 班级, 证件号.*Rename"),
+        ("姓名,班级,证件号\n张三,A,20230001\n".encode(), "line 1: no column is called student_id"),
     ],
 )
 def test_bad_rosters_name_file_and_line(tmp_path, text, words):

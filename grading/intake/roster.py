@@ -1,4 +1,4 @@
-"""The class list: a CSV whose column student_id, id or 学号, else its first column, names the learners."""
+"""The class list: a CSV whose column student_id, id or 学号 names the learners; without headings, its first column."""
 
 from __future__ import annotations
 
@@ -116,10 +116,15 @@ def load(path: Path) -> Roster:
         raise InboxError(f"roster {path}, line {begins + skipped}: {error}") from None
     if not rows:
         raise InboxError(f"roster {path}, line 1: the file is empty")
-    column, named, header = _columns(rows[0][1])
+    try:
+        column, named, header = _columns(rows[0][1], [row for _, row in rows[1:]])
+    except InboxError as error:
+        raise InboxError(f"roster {path}, line {rows[0][0]}: {error}") from None
     ids, names = [], []
     for line, row in rows[header:]:
         value = row[column] if column < len(row) else ""
+        if not value and row[0] == "Points Possible":  # Canvas's gradebook has such a line below the headings
+            continue
         if not value:
             raise InboxError(f"roster {path}, line {line}: no student id in column {column + 1}")
         if any(ord(char) < 32 for char in value):
@@ -156,8 +161,8 @@ def _delimiter(text: str) -> str:
     return max(",;\t", key=outside.count)
 
 
-def _columns(first: list[str]) -> tuple[int, int | None, int]:
-    """(column of ids, column of names, lines of heading: 1 or 0)."""
+def _columns(first: list[str], others: list[list[str]]) -> tuple[int, int | None, int]:
+    """(column of ids, column of names, lines of heading: 1 or 0). Raises InboxError for headings without one of ids."""
     titles = [re.sub(r"[\s_]+", " ", unicodedata.normalize("NFKC", cell)).strip().casefold() for cell in first]
     flat = [title.replace(" ", "_") if title == "student id" else title for title in titles]
     named = next((place for place, title in enumerate(titles) if title in NAME_COLUMNS), None)
@@ -165,4 +170,18 @@ def _columns(first: list[str]) -> tuple[int, int | None, int]:
         if wanted in flat or wanted in titles:
             place = flat.index(wanted) if wanted in flat else titles.index(wanted)
             return place, named if named != place else None, 1
-    return 0, named or None, int(named is not None)
+    if named is not None and len(first) == 2:
+        return 1 - named, named, 1
+    if len(first) > 1 and (named is not None or _stands_above(first, others)):
+        shown = ", ".join(cell for cell in first if cell)
+        raise InboxError(f"no column is called student_id, id or 学号; there are: {shown}. Rename the one with the ids")
+    return 0, None, int(named is not None)
+
+
+def _stands_above(first: list[str], others: list[list[str]]) -> bool:
+    """Whether a row is a heading that says nothing known: it has no number, and all rows below it have one."""
+
+    def numbered(row: list[str]) -> bool:
+        return any(char.isdigit() for cell in row for char in cell)
+
+    return bool(others) and not numbered(first) and all(map(numbered, others))
