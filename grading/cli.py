@@ -62,5 +62,5 @@ def main(argv: list[str] | None = None) -> int:
         print(f"python -m grading {arguments.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ninterrupted; run the same command again to go on where it stopped", file=sys.stderr)
+        print("interrupted; run the same command again to go on where it stopped", file=sys.stderr)
         return 130

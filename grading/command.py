@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -91,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         log = stack.enter_context((out / "log.jsonl").open("a", encoding="utf-8"))
         writer, progress = Writer(out, course, record), Progress(len(ledger.todo))
         stack.callback(progress.close)
+        stack.push(_say_when_interrupted)
         for result in ledger.results.values():
             writer.restore(result)
         if ledger.todo:
@@ -120,6 +122,12 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("grades.csv", "report.html", "feedback"):
         print(f"{name + ':':13}{out / name}")
     return 0
+
+
+def _say_when_interrupted(kind: type | None, *_) -> None:
+    """An exit callback: ending the judge takes a moment, and silence invites another Ctrl-C."""
+    if kind is KeyboardInterrupt:
+        print("\ninterrupted: what is graded is kept; ending the rest …", file=sys.stderr, flush=True)
 
 
 class Writer:

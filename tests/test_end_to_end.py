@@ -218,7 +218,7 @@ def test_a_killed_run_goes_on_where_it_stopped(small):
     command = [sys.executable, "-m", "grading", "grade", str(small / "inbox"), "--out", str(small / "out")]
     for blow in (signal.SIGKILL, signal.SIGINT):
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         log, seen = small / "out" / "log.jsonl", 0
         start = log.read_text("utf-8").count("\n") if log.exists() else 0
@@ -226,7 +226,9 @@ def test_a_killed_run_goes_on_where_it_stopped(small):
             time.sleep(0.02)
             seen = log.read_text("utf-8").count("\n") if log.exists() else 0
         os.killpg(process.pid, blow)
-        process.wait(30)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert said.index("ending the rest") < said.index("run the same command again"), said
     done = grade(small / "inbox", small / "out")
     found = rows(small / "out")
     assert len(found) == 15 and " 15 graded now" not in done.stdout
