@@ -18,7 +18,7 @@ from grading.judge.pool import Judges
 from grading.progress import Progress
 from grading.record.gradebook import Record, folder_of, url_of
 from grading.report import class_report
-from grading.result import GRADED, Result
+from grading.result import GRADED, UNREADABLE, Result
 from grading.seed import course_seed
 from grading.state import Ledger, State, fingerprint
 from grading.unit import Course, Prepared, finish, prepare
@@ -70,13 +70,16 @@ def run(arguments: argparse.Namespace) -> int:
     source = only_chapter(arguments.chapter)
     course = Course.load(source)
     handed = collect(arguments.inbox, arguments.roster)
+    if out.is_relative_to(arguments.inbox.resolve()):
+        raise ValueError(f"--out {out} lies in the inbox, and the next run would grade it; name a folder beside it")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write results to {out}: {error.strerror}; name another folder with --out") from None
     db_url = arguments.db or url_of(out)
     seed = course_seed(folder_of(db_url, out)) if arguments.seed is None else arguments.seed
-    ledger = Ledger(State(out), fingerprint(course, seed, sandbox, repr(Limits())), handed, arguments.force)
+    environment = fingerprint(course, seed, sandbox, repr(Limits()))
+    ledger = Ledger(State(out), environment, handed, force=arguments.force, roster=arguments.roster is not None)
     with contextlib.ExitStack() as stack:
         if not ledger.todo:
             work = iter(())
@@ -104,17 +107,25 @@ def run(arguments: argparse.Namespace) -> int:
             ledger.done(result)
             log.write(json.dumps({"time": time.time()} | result.to_json()) + "\n")
             log.flush()
-            progress.step(failed=result.status != GRADED)
-        ordered = record.with_manual_scores(ledger.everybody())
+            progress.step(failed=result.status == UNREADABLE)
+        ordered = record.with_manual_scores(ledger.everybody(seed, course.chapter.max_score))
         for result in ordered:
             if not writer.has_feedback(result):
                 writer.feedback(result)
     summarise(ordered, course, out, sandbox, seed)
-    graded = len(ledger.todo)
-    print(f"\n{len(handed)} learners, {graded} graded now, {len(handed) - graded} unchanged", end="; ")
+    here, graded = len(ledger.results), len(ledger.todo)
+    print(f"\n{here} learners, {graded} graded now, {here - graded} unchanged", end="; ")
     print(f"{time.monotonic() - started:.1f} s")
-    if absent := len(ordered) - len(handed):
+    if arguments.roster is not None:
+        on_it = [one for one in handed if "not_on_roster" not in one.flags]
+        came, others = sum(not one.missing for one in on_it), len(handed) - len(on_it)
+        print(f"roster: {len(on_it)} learners, {came} of them in this inbox; {others} submissions of nobody on it")
+    if absent := len(ordered) - here:
         print(f"{absent} graded before are not in this inbox: their rows stay, flagged not_in_this_inbox")
+    if others := sum("other_checks" in result.flags for result in ordered):
+        print(
+            f"{others} of these were graded with another seed or other points: not comparable, grade all in one inbox"
+        )
     for line in ledger.moved():
         print(f"moved: {line}")
     if sandbox == "none":

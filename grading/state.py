@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grading.chapter import ROOT
 from grading.intake.inbox import Handed
-from grading.result import MISSING, Result
+from grading.result import GRADED, MISSING, Result
 from grading.unit import NOT_JUDGED, Course
 
 FOLDER = ".results"
@@ -90,21 +90,29 @@ class State:
 
 
 class Ledger:
-    """One run's account: what is known already, what is to do, what moved."""
+    """One run's account: what is known already, what is to do, what moved.
 
-    def __init__(self, state: State, environment: str, handed: list[Handed], force: bool):
-        self._state = state
-        self._keys = {one.student_id: key(environment, one) for one in handed}
+    roster: whether the inbox was read with one. That somebody on it handed in nothing this time takes nothing away
+    from what was graded before: late work comes in an inbox of its own.
+    """
+
+    def __init__(self, state: State, environment: str, handed: list[Handed], *, force: bool, roster: bool):
+        self._state, self._roster = state, roster
+        self._keys: dict[str, str] = {}
         self._before: dict[str, Result] = {}
         self.results: dict[str, Result] = {}
+        self.todo: list[Handed] = []
         for one in handed:
             known = state.load(one.student_id)
-            if known is None:
+            if known is not None and one.missing and known[1].status != MISSING:
                 continue
-            self._before[one.student_id] = known[1]
-            if known[0] == self._keys[one.student_id] and not force:
+            self._keys[one.student_id] = key(environment, one)
+            if known is not None:
+                self._before[one.student_id] = known[1]
+            if known is not None and known[0] == self._keys[one.student_id] and not force:
                 self.results[one.student_id] = known[1]
-        self.todo = [one for one in handed if one.student_id not in self.results]
+            else:
+                self.todo.append(one)
 
     def done(self, result: Result) -> None:
         """Remembers a result that has been recorded. One that the judge could not give is not kept as known."""
@@ -112,10 +120,19 @@ class Ledger:
         self._state.save(self._keys[result.student_id] if settled else "", result)
         self.results[result.student_id] = result
 
-    def everybody(self) -> list[Result]:
-        """This run's results and those of learners who were graded before and are not in this inbox, by student id."""
-        others = [r for r in self._state.all() if r.student_id not in self._keys and r.status != MISSING]
-        kept = [replace(result, flags=(*result.flags, "not_in_this_inbox")) for result in others]
+    def everybody(self, seed: int, max_score: float) -> list[Result]:
+        """This run's results and those of learners who were graded before and are not in this inbox, by student id.
+
+        Flags tell the latter, and those of them whose checks were others than this run's (another seed, other points).
+        """
+        kept = []
+        for result in self._state.all():
+            if result.student_id in self._keys or (result.status == MISSING and self._roster):
+                continue
+            flags = [*result.flags, "not_in_this_inbox"]
+            if result.status == GRADED and (result.seed, result.max_score) != (seed, max_score):
+                flags.append("other_checks")
+            kept.append(replace(result, flags=tuple(flags)))
         return sorted([*self.results.values(), *kept], key=lambda result: result.student_id)
 
     def moved(self) -> list[str]:

@@ -183,6 +183,38 @@ def test_a_later_batch_keeps_the_rows_of_the_first(small):
     assert "3 graded before are not in this inbox" in done.stdout
 
 
+def test_late_work_in_an_inbox_of_its_own_takes_nothing_from_the_others(small):
+    """As the manual has it: with the roster, on which all the others are, and who handed in nothing at all is."""
+    (small / "roster.csv").write_text("学号\n01_complete\n03_two_of_three\n12_not_a_notebook\nnever\n", "utf-8")
+    roster = ("--roster", str(small / "roster.csv"))
+    first = grade(small / "inbox", small / "out", *roster)
+    assert "roster: 4 learners, 3 of them in this inbox; 0 submissions of nobody on it" in first.stdout
+    page = (small / "out" / "feedback" / "01_complete.html").read_text("utf-8")
+    (small / "late").mkdir()
+    (small / "inbox" / "03_two_of_three").rename(small / "late" / "03_two_of_three")
+    done = grade(small / "late", small / "out", *roster)
+    found = rows(small / "out")
+    assert "moved" not in done.stdout, done.stdout
+    assert found["01_complete"]["score"] == "100" and "not_in_this_inbox" in found["01_complete"]["flags"]
+    assert found["12_not_a_notebook"]["status"] == "unreadable" and found["never"]["status"] == "missing"
+    assert (small / "out" / "feedback" / "01_complete.html").read_text("utf-8") == page
+    assert "01_complete" in {student for student, *_ in scores(small / "out" / "gradebook.db")}
+    grade(small / "late", small / "out")  # nor does a run without the roster
+    assert rows(small / "out").keys() == found.keys()
+    # with another seed the two inboxes' checks are not the same, and that is said
+    done = grade(small / "late", small / "out", *roster, "--seed", "5")
+    assert "1 of these were graded with another seed" in done.stdout
+    assert "other_checks" in rows(small / "out")["01_complete"]["flags"]
+
+
+def test_results_never_go_into_the_inbox(small):
+    for out in (small / "inbox", small / "inbox" / "results"):
+        before = sorted((small / "inbox").rglob("*"))
+        done = grade(small / "inbox", out, check=False)
+        assert done.returncode == 2 and "lies in the inbox" in done.stderr
+        assert sorted((small / "inbox").rglob("*")) == before
+
+
 def test_what_hidden_checks_ask_never_comes_back_in_what_public_ones_say(small):
     """A learner's code that keeps all that it is asked, and tells it in a later error."""
     (path,) = (small / "inbox" / "01_complete").glob("*.ipynb")

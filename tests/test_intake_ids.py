@@ -85,6 +85,8 @@ def test_missing_and_unlisted_learners(tmp_path):
         "２０２３０００１\n",
         "姓名,证件\n张三,20230001\n",
         "Student,ID,SIS User ID\n    Points Possible,,\n张三,20230001,9\n",
+        "2026 秋 投机解码班,,\n\n学号,姓名,组\n20230001,张三,1\n",
+        "学号,姓名\n20230001.0,张三\n",
     ],
 )
 def test_rosters_of_many_kinds(tmp_path, text):
@@ -120,6 +122,52 @@ def test_roster_ids_with_separators_and_case(tmp_path):
     tree = {"Zhang_San_35_x.ipynb": NB, "zhang_sanfeng_35_x.ipynb": NB}
     learners = got(made(tmp_path / "in", tree), roster(tmp_path, "id\nzhang_san\nzhang_sanfeng\n"))
     assert {name: len(one.files) for name, one in learners.items()} == {"zhang_san": 1, "zhang_sanfeng": 1}
+
+
+CANVAS = "wangwu_125_4569_20230003_王五_35_multi_token_decoding.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("学号,Canvas ID\n20230003,125\n20230004,126\n", ()),  # the platform's own number in another column
+        ("student_id,login\n20230003,wangwu\n", ()),
+        ("学号,姓名\n20230003,王五\n", ("id_from_file_name",)),  # nothing but what the learner typed
+        ("学号,Canvas ID\n20230003,7\n20230004,7\n", ("id_from_file_name",)),  # a number that tells nobody apart
+    ],
+)
+def test_a_platform_s_own_names_are_found_on_the_roster(tmp_path, text, flags):
+    inbox = made(tmp_path / "in", {CANVAS: NB})
+    found = {one.student_id: one for one in collect(inbox, roster(tmp_path, text))}
+    assert "wangwu_125" not in found and not found["20230003"].missing
+    assert tuple(flag for flag in found["20230003"].flags if not flag.startswith("merged")) == flags
+
+
+def test_a_number_that_was_typed_takes_nobody_s_place(tmp_path):
+    """Two of a platform's learners with one number in their files' names, or one with two: all stay apart."""
+    twice = {CANVAS: NB, CANVAS.replace("wangwu_125", "liu_126"): NB}
+    found = got(made(tmp_path / "a", twice), roster(tmp_path, "学号,姓名\n20230003,王五\n"))
+    assert set(found) == {"wangwu_125", "liu_126", "20230003"} and found["20230003"].missing
+    assert all("ambiguous_name" in found[one].flags for one in ("wangwu_125", "liu_126"))
+    known = roster(tmp_path, "学号,Canvas ID\n20230003,125\n")
+    found = got(made(tmp_path / "b", twice), known)
+    assert set(found) == {"20230003", "liu_126"} and len(found["20230003"].files) == 1
+    both = {CANVAS: NB, CANVAS.replace("4569_20230003", "4570_20230004"): NB}
+    text = "学号,姓名\n20230003,王五\n20230004,刘\n"
+    found = got(made(tmp_path / "c", both), roster(tmp_path, text))
+    assert len(found["wangwu_125"].files) == 2 and found["20230003"].missing and found["20230004"].missing
+
+
+def test_what_is_no_notebook_has_its_row_with_a_roster_too(tmp_path):
+    tree = {
+        "20230018_py.py": b"x = 1",
+        "20230019_许.pdf": b"%PDF-1.4",
+        "20230001/x.ipynb": NB,
+        "notes.pdf": b"%PDF-1.4",
+    }
+    found = got(made(tmp_path / "in", tree), roster(tmp_path, "id\n20230001\n"))
+    assert set(found) == {"20230001", "20230018", "20230019"}
+    assert found["20230018"].others == ("20230018_py.py",) and "not_on_roster" in found["20230018"].flags
 
 
 def test_an_ambiguous_name_is_not_guessed(tmp_path):

@@ -77,6 +77,7 @@ def collect(inbox: Path, roster: Path | None = None) -> list[Handed]:
         if prefix and owner.id == prefix and len(entry.parts) == 1:
             owner = replace(owner, id=owner.who)
         owned.append((entry, owner))
+    owned = _agreed(owned)
     namesakes = _namesakes({owner for _, owner in owned}, listed)
     for entry, owner in owned:
         matched = listed.match(owner) if listed is not None and owner not in namesakes else None
@@ -89,6 +90,8 @@ def collect(inbox: Path, roster: Path | None = None) -> list[Handed]:
             pile.flags.append("late")
         if owner in namesakes:
             pile.flags.append("ambiguous_name")
+        elif owner.typed and matched and listed.only_typed(owner):
+            pile.flags.append("id_from_file_name")
     if not piles:
         raise InboxError(f"{inbox}: no submissions in it")
     missing = [one for one in listed.ids if naming.same(one) not in piles] if listed is not None else []
@@ -98,16 +101,29 @@ def collect(inbox: Path, roster: Path | None = None) -> list[Handed]:
     return sorted(handed, key=lambda one: one.student_id)
 
 
-def _namesakes(owners: set[Owner], roster: Roster | None) -> set[Owner]:
-    """Learners whom a platform tells apart by number and the roster could only find by a name that they share.
+def _agreed(owned: list[tuple[Entry, Owner]]) -> list[tuple[Entry, Owner]]:
+    """All files of one whom a platform names with the number that these files' names agree on, or with none."""
+    typed: dict[str, set[str]] = {}
+    for _, owner in owned:
+        if owner.platform:
+            typed.setdefault(owner.id, set()).update(filter(None, [owner.typed]))
+    one = {name: next(iter(found)) if len(found) == 1 else "" for name, found in typed.items()}
+    return [(entry, replace(owner, typed=one[owner.id]) if owner.platform else owner) for entry, owner in owned]
 
-    Neither is then taken for the one on the roster: two people's work is never put together.
+
+def _namesakes(owners: set[Owner], roster: Roster | None) -> set[Owner]:
+    """Learners whom a platform tells apart by number and who would be the same one on the roster, by a name that they
+    share or by a number that one of them typed.
+
+    None of them is then taken for the one on the roster, but for whom the roster knows by the platform's own number or
+    id: two people's work is never put together.
     """
     claims: dict[str, set[Owner]] = {}
     for owner in owners:
-        if roster is not None and owner.platform and not roster.knows(owner) and (one := roster.match(owner)):
+        if roster is not None and owner.platform and (one := roster.match(owner)):
             claims.setdefault(one, set()).add(owner)
-    return {owner for found in claims.values() if len({owner.id for owner in found}) > 1 for owner in found}
+    several = [found for found in claims.values() if len({owner.id for owner in found}) > 1]
+    return {owner for found in several for owner in found if not roster.knows(owner)}
 
 
 def _common_prefix(entries: list[Entry], chapters: tuple[str, ...]) -> str:
@@ -212,10 +228,9 @@ def _owner(entry: Entry, roster: Roster | None, chapters: tuple[str, ...]) -> Ow
     owner = naming.file_owner(top, chapters)
     if _matters(entry) or owner.platform or entry.problem.startswith("the folder"):
         return owner
-    if roster is not None:
-        return owner if Path(top).suffix.lower() in DOCUMENTS and roster.match(owner) else None
+    listed = roster is not None and roster.match(owner) is not None
     numbered = sum(char.isdigit() for char in owner.id) >= 4
-    return owner if numbered and Path(top).suffix.lower() in DOCUMENTS else None
+    return owner if (listed or numbered) and Path(top).suffix.lower() in DOCUMENTS else None
 
 
 def _ids(raw: Iterable[str]) -> dict[str, str]:

@@ -40,7 +40,8 @@ class Owner:
     """Who handed a file or folder in, as far as its name tells.
 
     id: what identifies the learner; who: the part to look for a roster's id or name in; number: the platform's number
-    of the learner, '' without; platform: whether the name is of a learning platform's making; late: handed in late.
+    of the learner, '' without; platform: whether the name is of a learning platform's making; late: handed in late;
+    typed: the number in the name that the learner gave the file, '' without.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Owner:
     number: str = ""
     platform: bool = False
     late: bool = False
+    typed: str = ""
 
 
 def ignored(name: str, folder: bool) -> bool:
@@ -60,14 +62,19 @@ def ignored(name: str, folder: bool) -> bool:
 
 def platform_owner(name: str) -> Owner | None:
     """The owner by a learning platform's naming of a folder or file; None if it is not of that making."""
-    if match := MOODLE.match(name):
-        return Owner(f"{match['who']}_{match['number']}", match["who"], match["number"], True)
-    if match := CANVAS_ANONYMOUS.match(name):
-        return Owner(match["who"], match["who"], "", True, bool(match["late"]))
-    if match := BLACKBOARD.match(name):
-        return Owner(match["who"], match["who"], "", True)
-    if match := CANVAS.match(name):
-        return Owner(f"{match['who']}_{match['number']}", match["who"], match["number"], True, bool(match["late"]))
+    for shape in (MOODLE, CANVAS_ANONYMOUS, BLACKBOARD, CANVAS):
+        if match := shape.match(name):
+            found = match.groupdict()
+            number, anonymous = found.get("number") or "", shape is CANVAS_ANONYMOUS
+            typed = NUMBERED.match(bare(found.get("rest") or ""))
+            return Owner(
+                f"{found['who']}_{number}" if number else found["who"],
+                found["who"],
+                number,
+                platform=True,
+                late=bool(found.get("late")),
+                typed=typed["id"] if typed and not anonymous else "",
+            )
     return None
 
 

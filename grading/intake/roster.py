@@ -6,11 +6,12 @@ import csv
 import io
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 from grading.intake.naming import Owner
 
-ID_COLUMNS = ("student_id", "studentid", "student id", "id", "学号", "学生学号", "学生id", "学员id")
+ID_COLUMNS = ("student id", "studentid", "id", "学号", "学生学号", "学生id", "学员id")
 OTHER_ID_COLUMNS = (
     "student number",
     "student no",
@@ -21,8 +22,10 @@ OTHER_ID_COLUMNS = (
     "sis user id",
     "sis login id",
 )
-OTHER_ID_COLUMNS += ("identifier", "账号", "用户名", "编号", "student", "学生", "email", "email address", "邮箱")
+OTHER_ID_COLUMNS += ("canvas id", "canvas user id", "moodle id", "user id", "identifier", "账号", "用户名", "编号")
+OTHER_ID_COLUMNS += ("student", "学生", "email", "email address", "邮箱")
 NAME_COLUMNS = ("name", "full name", "student name", "姓名", "名字", "学生姓名", "first name", "last name")
+LOOKED_AT = 6  # lines in which headings are looked for
 MIN_NUMBER = 4  # digits; a shorter number inside a name may be a chapter's or a copy's
 
 
@@ -36,11 +39,20 @@ def key(text: str) -> str:
 
 
 class Roster:
-    """Learners by id, in the list's order, and how to find one in the name of a submission."""
+    """Learners by id, in the list's order, and how to find one in the name of a submission.
 
-    def __init__(self, ids: list[str], names: list[str]):
+    others: for each learner what further columns identify them by, such as a platform's number.
+    """
+
+    def __init__(self, ids: list[str], names: list[str], others: list[list[str]]):
         self.ids = list(dict.fromkeys(ids))
         self._by_key = {key(one): one for one in reversed(self.ids)}
+        also: dict[str, set[str]] = {}
+        for one, further in zip(ids, others, strict=True):
+            for text in filter(None, further):
+                also.setdefault(key(text), set()).add(one)
+        self._also = {text: next(iter(found)) for text, found in also.items() if len(found) == 1}
+        self._exactly = self._also | self._by_key
         people: dict[str, set[str]] = {}
         for one, name in zip(ids, names, strict=True):
             if name:
@@ -50,7 +62,7 @@ class Roster:
 
     def knows(self, owner: Owner) -> bool:
         """Whether the roster has the very id or number that a submission carries."""
-        return any(text and key(text) in self._by_key for text in (owner.id, owner.number))
+        return any(text and key(text) in self._exactly for text in (owner.id, owner.number))
 
     def match(self, owner: Owner) -> str | None:
         """The roster's id of whom a submission is from; None if nobody, or not just one, fits."""
@@ -60,8 +72,8 @@ class Roster:
 
     def _match(self, owner: Owner) -> str | None:
         for text in (owner.id, owner.number, owner.who):
-            if text and key(text) in self._by_key:
-                return self._by_key[key(text)]
+            if text and key(text) in self._exactly:
+                return self._exactly[key(text)]
         if key(owner.who) in self._by_name:
             return self._by_name[key(owner.who)]
         text = key(re.sub(r"\s", "_", owner.who))
@@ -70,7 +82,12 @@ class Roster:
             longest = [known for known in found if not any(known != other and known in other for other in found)]
             if len({table[known] for known in longest}) == 1:
                 return table[longest[0]]
-        return None
+        # last, since the learner has typed it and the platform vouches for nothing in it
+        return self._by_key.get(key(owner.typed)) if owner.typed else None
+
+    def only_typed(self, owner: Owner) -> bool:
+        """Whether nothing but the number that the learner put into the file's name tells who it is."""
+        return self.match(owner) is not None and self._match(replace(owner, typed="")) is None
 
 
 def _inside(known: str, text: str) -> bool:
@@ -116,13 +133,15 @@ def load(path: Path) -> Roster:
         raise InboxError(f"roster {path}, line {begins + skipped}: {error}") from None
     if not rows:
         raise InboxError(f"roster {path}, line 1: the file is empty")
+    rows = rows[_titles_above([row for _, row in rows]) :]
     try:
         column, named, header = _columns(rows[0][1], [row for _, row in rows[1:]])
     except InboxError as error:
         raise InboxError(f"roster {path}, line {rows[0][0]}: {error}") from None
-    ids, names = [], []
+    further = [place for place in _id_columns(rows[0][1]) if place != column] if header else []
+    ids, names, others = [], [], []
     for line, row in rows[header:]:
-        value = row[column] if column < len(row) else ""
+        value = _cell(row, column)
         if not value and row[0] == "Points Possible":  # Canvas's gradebook has such a line below the headings
             continue
         if not value:
@@ -130,10 +149,16 @@ def load(path: Path) -> Roster:
         if any(ord(char) < 32 for char in value):
             raise InboxError(f"roster {path}, line {line}: a student id with a line break or control character")
         ids.append(value)
-        names.append(row[named] if named is not None and named < len(row) else "")
+        names.append("" if named is None else _cell(row, named))
+        others.append([_cell(row, place) for place in further])
     if not ids:
         raise InboxError(f"roster {path}, line 1: a heading, and no learners below it")
-    return Roster(ids, names)
+    return Roster(ids, names, others)
+
+
+def _cell(row: list[str], place: int) -> str:
+    """A cell's text; a number that a spreadsheet has written as 20230001.0 is the whole number."""
+    return re.sub(r"(?<=\d)\.0+$", "", row[place]) if place < len(row) else ""
 
 
 def _text(path: Path, data: bytes) -> str:
@@ -163,19 +188,33 @@ def _delimiter(text: str) -> str:
 
 def _columns(first: list[str], others: list[list[str]]) -> tuple[int, int | None, int]:
     """(column of ids, column of names, lines of heading: 1 or 0). Raises InboxError for headings without one of ids."""
-    titles = [re.sub(r"[\s_]+", " ", unicodedata.normalize("NFKC", cell)).strip().casefold() for cell in first]
-    flat = [title.replace(" ", "_") if title == "student id" else title for title in titles]
-    named = next((place for place, title in enumerate(titles) if title in NAME_COLUMNS), None)
-    for wanted in (*ID_COLUMNS, *OTHER_ID_COLUMNS):
-        if wanted in flat or wanted in titles:
-            place = flat.index(wanted) if wanted in flat else titles.index(wanted)
-            return place, named if named != place else None, 1
+    named = next((place for place, title in enumerate(_titles(first)) if title in NAME_COLUMNS), None)
+    for place in _id_columns(first):
+        return place, named if named != place else None, 1
     if named is not None and len(first) == 2:
         return 1 - named, named, 1
     if len(first) > 1 and (named is not None or _stands_above(first, others)):
         shown = ", ".join(cell for cell in first if cell)
         raise InboxError(f"no column is called student_id, id or 学号; there are: {shown}. Rename the one with the ids")
     return 0, None, int(named is not None)
+
+
+def _titles(row: list[str]) -> list[str]:
+    return [re.sub(r"[\s_]+", " ", unicodedata.normalize("NFKC", cell)).strip().casefold() for cell in row]
+
+
+def _id_columns(first: list[str]) -> list[int]:
+    """The columns whose heading says that they identify learners, the likeliest first."""
+    titles = _titles(first)
+    return [titles.index(wanted) for wanted in (*ID_COLUMNS, *OTHER_ID_COLUMNS) if wanted in titles]
+
+
+def _titles_above(rows: list[list[str]]) -> int:
+    """Lines above the headings: a list may begin with the course's name."""
+    for number, row in enumerate(rows[:LOOKED_AT]):
+        if _id_columns(row):
+            return number
+    return 0
 
 
 def _stands_above(first: list[str], others: list[list[str]]) -> bool:
