@@ -139,6 +139,8 @@ def verdict(report: dict, *, unsolved: bool) -> str:
     wrong = [error for error in errors if not unsolved or error["name"] != "NotImplementedError"]
     if wrong:
         return f"✗ {wrong[0]['cell']}: {wrong[0]['name']}: {wrong[0]['value'][:120]}"
+    if report["unseen"]:
+        return f"✗ a figure is not shown, only its name: {', '.join(report['unseen'])}"
     if unsolved and not errors:
         return "✗ no TODO is left to do"
     if report["stderr"] and not unsolved:

@@ -26,14 +26,14 @@ def own_kernel() -> AsyncKernelManager:
 
 
 def main(path: str) -> dict:
-    """errors and stderr by cell id, how many pictures were shown, seconds."""
+    """errors and stderr by cell id, how many pictures were shown, the cells that show one as text only, seconds."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
     started = time.monotonic()
     NotebookClient(notebook, km=own_kernel(), timeout=CELL_SECONDS, allow_errors=True).execute()
-    report = {"errors": [], "stderr": [], "images": 0, "seconds": time.monotonic() - started}
+    report = {"errors": [], "stderr": [], "images": 0, "unseen": [], "seconds": time.monotonic() - started}
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "error":
@@ -42,6 +42,8 @@ def main(path: str) -> dict:
                 report["stderr"].append({"cell": cell.id, "text": output.text})
             elif "image/png" in output.get("data", {}):
                 report["images"] += 1
+            elif output.get("data", {}).get("text/plain", "").startswith("<Figure"):
+                report["unseen"].append(cell.id)
     return report
 
 

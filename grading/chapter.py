@@ -158,6 +158,9 @@ def _cell(index: int, raw: dict) -> Cell:
         if match is None:
             raise ChapterError(f"cell {index} ({grade_id}): a graded cell's id is test_<mechanism>_<what>")
         mechanism = match[1]
+        points = nbgrader.get("points")
+        if type(points) not in (int, float) or not 0 <= points < float("inf"):
+            raise ChapterError(f"cell {index} ({grade_id}): points must be a number of 0 or more, found {points!r}")
     elif nbgrader.get("solution"):
         role = "solution"
     else:

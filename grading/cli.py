@@ -61,6 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         print(f"python -m grading {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except ImportError as error:  # importlib.metadata's, for a package that is not there, is one too
+        print(f"python -m grading {arguments.command}: {error}", file=sys.stderr)
+        print("this Python lacks what grading needs: make env, then source .venv/bin/activate", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on where it stopped", file=sys.stderr)
         return 130

@@ -16,12 +16,13 @@ clouds = sys.modules["clouds"] = module_from_spec(SPEC)  # its dataclass looks i
 SPEC.loader.exec_module(clouds)
 
 
-def report(*errors: str, stderr: str = "") -> dict:
+def report(*errors: str, stderr: str = "", unseen: tuple = ()) -> dict:
     """What clouds_execute.py would say of a notebook in which cells failed with errors of these names."""
     return {
         "errors": [{"cell": "here", "name": name, "value": "why"} for name in errors],
         "stderr": [{"cell": "there", "text": stderr}] if stderr else [],
         "images": 5,
+        "unseen": list(unseen),
         "seconds": 7.2,
     }
 
@@ -33,6 +34,8 @@ def report(*errors: str, stderr: str = "") -> dict:
         (False, report("ValueError"), "✗ here: ValueError: why"),
         (False, report("NotImplementedError"), "✗ here: NotImplementedError: why"),
         (False, report(stderr="DeprecationWarning"), "✗ stderr in there: DeprecationWarning"),
+        (False, report(unseen=("figure-routes",)), "✗ a figure is not shown, only its name: figure-routes"),
+        (True, report("NotImplementedError", unseen=("plot",)), "✗ a figure is not shown, only its name: plot"),
         (True, report("NotImplementedError", "NotImplementedError"), "✓ 2 TODO"),
         (True, report("NotImplementedError", "NameError"), "✗ here: NameError: why"),
         (True, report(), "✗ no TODO is left to do"),
@@ -67,7 +70,8 @@ def test_a_notebook_is_run_by_this_python_to_its_end(tmp_path):
     cells = [
         "import sys\nprint(sys.prefix, file=sys.stderr)",
         "raise KeyError('first')",
-        "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()",
+        "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()",
+        "from IPython.display import display\ndisplay({'text/plain': '<Figure size 640x480>'}, raw=True)",
         "raise NotImplementedError('TODO 1')",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
@@ -80,6 +84,7 @@ def test_a_notebook_is_run_by_this_python_to_its_end(tmp_path):
     found = json.loads(done.stdout)
     assert [error["name"] for error in found["errors"]] == ["KeyError", "NotImplementedError"]
     assert sys.prefix in found["stderr"][0]["text"] and found["images"] == 1
+    assert found["unseen"] == [notebook.cells[3].id]
     assert path.read_bytes() == before
 
 

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from grading import chapter
 from grading.bench import scores
 from grading.chapter import ROOT
+from grading.cli import main
 
 sys.path.insert(0, str(ROOT / "samples"))
 import make_class  # noqa: E402
@@ -274,6 +276,7 @@ def test_a_killed_run_goes_on_where_it_stopped(small):
         (["inbox", "--roster", "no.csv"], "no.csv"),
         (["inbox", "--workers", "0"], "positive"),
         (["inbox", "--chapter", "99"], "--chapter"),
+        (["inbox", "--db", "foo://me:secret@here/x"], "gradebook foo://me:***@here/x cannot be used"),
     ],
 )
 def test_wrong_use_is_named_and_nothing_is_written(small, options, says):
@@ -282,6 +285,23 @@ def test_wrong_use_is_named_and_nothing_is_written(small, options, says):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
     assert not (small / "out" / "grades.csv").exists()
+
+
+def test_a_gradebook_that_is_none_is_said(small):
+    (small / "out").mkdir()
+    (small / "out" / "gradebook.db").write_bytes(b"not a database, but long enough to be taken for one" * 100)
+    done = grade(small / "inbox", small / "out", check=False)
+    assert done.returncode == 2 and "gradebook.db" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_python_without_what_grading_needs_is_told_what_to_do(monkeypatch, capsys):
+    def lacks(arguments):
+        raise metadata.PackageNotFoundError("torch")
+
+    monkeypatch.setattr("grading.command.run", lacks)
+    assert main(["grade", "inbox"]) == 2
+    said = capsys.readouterr().err
+    assert "torch" in said and "make env" in said
 
 
 def test_results_that_cannot_be_written_are_said(small):

@@ -95,14 +95,16 @@ def test_feedback_and_report_of_the_new_chapter_are_there(course, followed):
 def test_the_late_policy_takes_off_what_it_says(tmp_path):
     (policy,) = blocks("截止与迟交", "python")
     (tmp_path / "late_policy.py").write_text(policy, "utf-8")
-    head = "student_id,status,score,max_score"
-    rows = ["on_time,graded,90,100", "late,graded,90,100", "very_late,graded,50,100", "absent,missing,,"]
+    head = "student_id,status,score,max_score,seed"
+    rows = ["on_time,graded,90,100,7", "late,graded,90,100,7", "very_late,graded,50,100,7", "absent,missing,,,7"]
     (tmp_path / "grades.csv").write_text("\ufeff" + "\n".join([head, *rows]) + "\n", "utf-8")
     times = ["student_id,submitted", "on_time,2026-12-01T23:59", "late,2026-12-02T00:00", "very_late,2026-12-09T00:00"]
     (tmp_path / "times.csv").write_text("\n".join(times) + "\n", "utf-8")
     done = run("python late_policy.py grades.csv times.csv final.csv", tmp_path)
     assert done.returncode == 0, done.stderr
-    final = {name: (row["days_late"], row["final"]) for name, row in rows_of(tmp_path / "final.csv").items()}
+    handed_on = rows_of(tmp_path / "final.csv")
+    assert all("seed" not in row for row in handed_on.values()), "the hidden checks' seed is not for a class list"
+    final = {name: (row["days_late"], row["final"]) for name, row in handed_on.items()}
     assert final == {"on_time": ("0", "90"), "late": ("1", "80"), "very_late": ("8", "0"), "absent": ("0", "")}
 
 

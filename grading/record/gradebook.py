@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -33,20 +34,32 @@ def _replaced(result: Result, manual: dict[str, float]) -> Result:
     return replace(result, checks=checks, flags=(*result.flags, f"manual_score:{len(manual)}"))
 
 
+def _shown(db_url: str) -> str:
+    """A URL without its password."""
+    return re.sub(r"(://[^:/@]*:)[^@/]*@", r"\1***@", db_url)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
 class Record:
-    """An open gradebook that knows the chapter. Use as a context manager."""
+    """An open gradebook that knows the chapter: a context manager. Raises ValueError for one that cannot be used."""
 
     def __init__(self, course: Course, db_url: str):
         quickly_import_nbgrader()
         from nbgrader.api import Gradebook
-        from sqlalchemy.exc import SAWarning
+        from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
         # nbgrader 0.9.6 makes rows before it adds them to the session, and SQLAlchemy 2.1 says so each time
         warnings.filterwarnings("ignore", category=SAWarning, module="nbgrader")
         self.course, self.name, self._db_url = course, course.chapter.name, db_url
-        self.gradebook = Gradebook(db_url, "multi-token-decoding")
         self._held: set[str] | None = None
-        self._know_chapter()
+        try:
+            self.gradebook = Gradebook(db_url, "multi-token-decoding")
+            self._know_chapter()
+        except (SQLAlchemyError, ImportError) as error:  # a missing driver is an ImportError
+            raise ValueError(f"gradebook {_shown(db_url)} cannot be used: {_first_line(error)}") from None
 
     def __enter__(self) -> Record:
         return self
