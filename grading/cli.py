@@ -41,9 +41,13 @@ def parser() -> argparse.ArgumentParser:
     add("--force", action="store_true", help="grade unchanged submissions too")
 
     report = commands.add_parser("report", help="write the class report of a results folder again")
-    report.add_argument("--out", type=Path, default=Path("."), metavar="DIR", help="the results folder (default: here)")
-    report.add_argument("--db", metavar="URL", help="another gradebook than DIR/gradebook.db")
-    report.add_argument("--chapter", metavar="NAME", help="which chapter, where source/ holds several")
+    forget = commands.add_parser("forget", help="take learners' rows out of a results folder, manual scores too")
+    forget.add_argument("student_ids", nargs="+", metavar="STUDENT_ID", help="as in grades.csv")
+    for command in (report, forget):
+        add = command.add_argument
+        add("--out", type=Path, default=Path("."), metavar="DIR", help="the results folder (default: here)")
+        add("--db", metavar="URL", help="another gradebook than DIR/gradebook.db")
+        add("--chapter", metavar="NAME", help="which chapter, where source/ holds several")
     return top
 
 
@@ -55,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
             from grading.release.command import run
         elif arguments.command == "report":
             from grading.report.command import run
+        elif arguments.command == "forget":
+            from grading.forgetting import run
         else:
             from grading.command import run
         return run(arguments)

@@ -209,6 +209,21 @@ def test_late_work_in_an_inbox_of_its_own_takes_nothing_from_the_others(small):
     assert "other_checks" in rows(small / "out")["01_complete"]["flags"]
 
 
+def test_a_row_is_forgotten_with_all_that_belongs_to_it(small):
+    grade(small / "inbox", small / "out")
+    name, out = "01_complete", small / "out"
+    command = [sys.executable, "-m", "grading", "forget", "--out", str(out)]
+    done = subprocess.run([*command, name, "nobody"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "nobody" in done.stderr and name in rows(out)
+    subprocess.run([*command, name], cwd=ROOT, capture_output=True, check=True)
+    assert name not in rows(out) and len(rows(out)) == 2
+    assert name not in {student for student, *_ in scores(out / "gradebook.db")}
+    assert not [path for path in out.rglob("*") if name in path.name]
+    assert name not in (out / "report.html").read_text("utf-8")
+    grade(small / "inbox", out)
+    assert rows(out)[name]["score"] == "100"
+
+
 def test_results_never_go_into_the_inbox(small):
     for out in (small / "inbox", small / "inbox" / "results"):
         before = sorted((small / "inbox").rglob("*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections import defaultdict
@@ -163,6 +164,16 @@ class Record:
         db.execute(update(Grade), rows)
         said = "No response." if "answer_missing" in result.flags else None
         db.execute(update(Comment).where(Comment.notebook_id == notebook_id).values(auto_comment=said))
+
+    def forget(self, student_id: str) -> None:
+        """Takes a learner's submission of this chapter out, manual scores too, and the learner if nothing is left."""
+        from nbgrader.api import MissingEntry
+
+        with contextlib.suppress(MissingEntry):
+            self.gradebook.remove_submission(self.name, student_id)
+        with contextlib.suppress(MissingEntry):
+            if not self.gradebook.student_submissions(student_id):
+                self.gradebook.remove_student(student_id)
 
     def with_manual_scores(self, results: Sequence[Result]) -> list[Result]:
         """The results as the gradebook now has them: where a person gave a score, that one."""
