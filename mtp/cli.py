@@ -11,19 +11,31 @@ import sys
 from pathlib import Path
 
 from .drafter_commands import add_commands
+from .options import add_threads, check_device, check_numbers, check_output, said, use_threads
 from .packing import add_pack_command
 from .progress import show_progress
 from .remote.command import add_remote_options
 from .server.command import add_serve_command
+
+FIGURES = (".png", ".svg", ".pdf", ".jpg")
+"""What the name of a figure may end in."""
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         return arguments.run(arguments)
-    except (ValueError, FileNotFoundError, FloatingPointError, IndexError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError, FloatingPointError, IndexError, ImportError) as error:
+        print(f"error: {said(error)}", file=sys.stderr)
         return 1
+    except RuntimeError as error:
+        if "allocate" not in str(error):  # torch's own words, on the CPU and on a GPU; anything else is a defect
+            raise
+        print(f"error: not enough memory, ask for less at a time: {said(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,7 +63,6 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--temperature", type=float, default=1.0, help="0 is greedy, and checks for equal output")
     bench.add_argument("--batch", type=int, default=1)
     bench.add_argument("--repeats", type=int, default=1, help="runs of each prompt, of which the median counts")
-    bench.add_argument("--threads", type=int, default=1, help="torch threads; two on a busy machine are far slower")
     bench.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     bench.add_argument("--png", type=Path, metavar="FILE", default=Path("mtp-bench.png"), help="write a figure")
     bench.add_argument("--hf", action="store_true", help="time transformers' generate on the same weights too")
@@ -80,6 +91,8 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--hf", type=Path, required=True, metavar="FOLDER")
     export.set_defaults(run=_export)
 
+    for command in (generate, bench, train, distil):
+        add_threads(command)
     for command in (generate, bench):
         command.add_argument("--max-new-tokens", type=int, default=128)
         command.add_argument("--top-k", type=int)
@@ -109,7 +122,11 @@ def _generate(arguments) -> int:
     import torch
 
     from . import NativeMTP, decode, decode_text, encode
+    from .data import check_ascii
 
+    check_numbers(arguments)
+    check_ascii(arguments.prompt, "--prompt")
+    use_threads(arguments)
     model = _load(arguments)
     proposer = NativeMTP(model, arguments.k, recycle=True) if arguments.k else None
     run = decode(
@@ -134,14 +151,14 @@ def _bench(arguments) -> int:
         from .remote.command import bench_servers
 
         return bench_servers(arguments)
-    import torch
-
+    check_numbers(arguments)
+    _check_bench(arguments)
+    use_threads(arguments)
     from .measure import compare, forward_cost, weight_bytes
     from .memory import drafter_memory
     from .prompts import load_prompts
-    from .report import as_json, cost_line, table
+    from .report import as_json, cost_line, header_line, table
 
-    torch.set_num_threads(arguments.threads)
     model = _load(arguments)
     sampling = _sampling(arguments)
     prompts = [prompt.ids for prompt in load_prompts(arguments.kind, arguments.prompts)]
@@ -152,10 +169,8 @@ def _bench(arguments) -> int:
         repeats=arguments.repeats, seed=arguments.seed, on_progress=_progress,
     )  # fmt: skip
     costs = forward_cost(model, range(1, max(route.k for route in routes) + 2))
-    print(
-        f"{len(prompts)} {arguments.kind} prompts, {arguments.max_new_tokens} new tokens, {sampling}, "
-        f"batch {arguments.batch}, {arguments.threads} thread(s); prefill apart; {weight_bytes(model)} bytes of weights"
-    )
+    work = f"{len(prompts)} {arguments.kind} prompts, {arguments.max_new_tokens} new tokens"
+    print(header_line(work, sampling, arguments.batch, arguments.threads, weight_bytes(model)))
     memory = {route.name: drafter_memory(name, route.proposer, model) for route, name in named[1:]}
     print(table(results, memory))
     print(cost_line(costs))
@@ -167,9 +182,6 @@ def _bench(arguments) -> int:
         print("greedy, CPU ms a token: " + ", ".join(f"{name} {1e3 * value:.2f}" for name, value in rows.items()))
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    import matplotlib
-
-    matplotlib.use("Agg")
     from .plots import plot_comparison
 
     title = f"{arguments.kind} prompts, temperature {arguments.temperature:g}, batch {arguments.batch}"
@@ -177,6 +189,27 @@ def _bench(arguments) -> int:
     print(f"figure: {arguments.png}")
     broken = [d for result in results for d in result.differences or [] if not d.is_rounding]
     return 1 if broken else 0
+
+
+def _check_bench(arguments) -> None:
+    """Raise ValueError or ImportError for what would fail only after everything has been measured."""
+    from importlib.util import find_spec
+
+    import matplotlib
+
+    from .remote.command import check_no_remote_options
+
+    check_no_remote_options(arguments)
+    if arguments.max_new_tokens < 2:
+        raise ValueError("--max-new-tokens must be at least 2: the first token is prefill, which is not measured")
+    matplotlib.use("Agg")
+    if arguments.png.suffix.lower() not in FIGURES:
+        raise ValueError(f"--png {arguments.png}: the name of a figure ends in {', '.join(FIGURES)}")
+    if arguments.hf and find_spec("transformers") is None:
+        raise ImportError("--hf needs transformers: pip install 'transformers>=5.15'")
+    check_output(arguments.png, "--png")
+    if arguments.json:
+        check_output(arguments.json, "--json")
 
 
 def _routes(arguments, model) -> list:
@@ -200,6 +233,12 @@ def _routes(arguments, model) -> list:
 
 
 def _train(arguments) -> int:
+    check_numbers(arguments)
+    use_threads(arguments)
+    check_device(arguments.device)
+    check_output(arguments.out, "--out")
+    if arguments.state:
+        check_output(arguments.state, "--state")
     from .checkpoint import save
     from .data import load_split
     from .model import ModelConfig
@@ -224,6 +263,10 @@ def _train(arguments) -> int:
 
 
 def _distil(arguments) -> int:
+    check_numbers(arguments)
+    use_threads(arguments)
+    check_device(arguments.device)
+    check_output(arguments.out, "--out")
     from dataclasses import asdict
 
     from .checkpoint import DEFAULT_CHECKPOINT, read_metadata, save
@@ -250,6 +293,7 @@ def _distil(arguments) -> int:
 
 
 def _export(arguments) -> int:
+    check_output(arguments.hf / "model.safetensors", "--hf")
     from .export_hf import export_hf
 
     print(f"written: {export_hf(_load(arguments), arguments.hf)}")

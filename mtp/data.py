@@ -27,6 +27,16 @@ def encode(text: str) -> list[int]:
     return list(text.encode("ascii", errors="replace"))
 
 
+def check_ascii(text: str, what: str) -> None:
+    """Raise ValueError that calls the text `what` and names the first character that `encode` would replace."""
+    for place, character in enumerate(text, start=1):
+        if not character.isascii():
+            raise ValueError(
+                f"{what}: character {place} is {character!r}; the model reads ASCII source text only, where this would "
+                "become '?'"
+            )
+
+
 def decode_text(ids) -> str:
     """Ids back to text; inverse of `encode` on ASCII."""
     return bytes(int(i) for i in ids).decode("ascii", errors="replace")

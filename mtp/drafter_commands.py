@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .options import add_threads, check_numbers, check_output, use_threads
 from .progress import show_progress
 
 
@@ -17,12 +18,15 @@ def add_commands(commands) -> list:
     train.add_argument("--length", type=int, help="tokens of a training window")
     train.add_argument("--lr", type=float, help="Muon's peak learning rate; AdamW's is a tenth")
     train.add_argument("--seed", type=int, default=0)
+    add_threads(train)
     train.set_defaults(run=train_command)
     return [train]
 
 
 def train_command(arguments) -> int:
     """Train, save with provenance, print the held-out loss. Returns the exit status."""
+    check_numbers(arguments)
+    use_threads(arguments)
     import platform
 
     import torch
@@ -31,10 +35,14 @@ def train_command(arguments) -> int:
     from .data import load_split
     from .drafter_checkpoint import save_module
     from .drafter_training import evaluate_drafter, train_drafter
-    from .routes import CHECKPOINTS, ROUTES, new_drafter
+    from .routes import CHECKPOINTS, ROUTES, new_drafter, trainable
 
     target = load(arguments.checkpoint or DEFAULT_CHECKPOINT)
     drafter = new_drafter(arguments.route, target, seed=arguments.seed)
+    if arguments.route not in trainable():  # what it would write could not be loaded
+        raise ValueError(f"route {arguments.route!r} drafts with what {ROUTES[arguments.route].checkpoint!r} trains")
+    out = arguments.out or CHECKPOINTS / f"{arguments.route}.safetensors"
+    check_output(out, "--out")
     settings = dict(ROUTES[arguments.route].training)
     given = {name: getattr(arguments, name) for name in ("steps", "batch", "length", "lr")}
     settings |= {name: value for name, value in given.items() if value is not None}
@@ -48,7 +56,6 @@ def train_command(arguments) -> int:
         "held_out_loss": round(loss, 4),
         "torch": torch.__version__,
     }
-    out = arguments.out or CHECKPOINTS / f"{arguments.route}.safetensors"
     save_module(drafter, out, route=arguments.route, target=target, training=record)
     print(f"{out}: {sum(p.numel() for p in drafter.parameters())} parameters, held-out loss {loss:.4f}")
     return 0

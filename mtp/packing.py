@@ -5,6 +5,8 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+from .options import check_output
+
 PACKAGE = Path(__file__).parent
 
 
@@ -35,6 +37,7 @@ def add_pack_command(commands) -> None:
 
 
 def _pack(arguments) -> int:
+    check_output(arguments.out, "--out")
     names = pack(arguments.out)
     print(f"wrote {arguments.out}: {len(names)} files, {arguments.out.stat().st_size / 2**20:.1f} MiB")
     return 0

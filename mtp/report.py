@@ -11,8 +11,24 @@ import torch
 
 from .measure import RouteResult
 from .memory import DrafterMemory
+from .sampling import Sampling
 
 NOTHING = DrafterMemory(0, 0)
+
+
+def header_line(work: str, sampling: Sampling, batch: int, threads: int, weights: Mapping[str, int]) -> str:
+    """What was run, and on what: `weights` in bytes, by part, as `measure.weight_bytes` gives them."""
+    sizes = " + ".join(f"{size / 2**20:.1f} MiB ({part})" for part, size in weights.items())
+    counted = f"{threads} thread" + "s" * (threads != 1)
+    return f"{work}, {_sampling(sampling)}, batch {batch}, {counted}; prefill apart; weights {sizes}, fp32"
+
+
+def _sampling(sampling: Sampling) -> str:
+    if sampling.greedy:
+        return "temperature 0 (greedy)"
+    cuts = {"top-k": sampling.top_k, "top-p": sampling.top_p}
+    listed = ", ".join(f"{name} {'off' if value is None else value}" for name, value in cuts.items())
+    return f"temperature {sampling.temperature:g}, {listed}"
 
 
 def table(results: Sequence[RouteResult], memory: Mapping[str, DrafterMemory] = MappingProxyType({})) -> str:

@@ -6,6 +6,7 @@ zero over the last part, so a run is as good as its last step; the schedule coun
 
 from __future__ import annotations
 
+import io
 import math
 import platform
 import time
@@ -66,8 +67,8 @@ def train(
 
     `text` is uint8 (bytes,), by default the standard library's training part. `state` names a file that holds all that
     is needed to go on after an interruption: it is written every `save_every` steps and read when it exists.
-    `steps` overrides the settings'. Raises ValueError when `state` belongs to other settings, and
-    FloatingPointError as soon as a loss is not finite.
+    `steps` overrides the settings'. Raises ValueError when `state` is something else or belongs to other
+    settings, and FloatingPointError as soon as a loss is not finite.
     """
     config = config or ModelConfig()
     settings = settings or TrainSettings()
@@ -172,7 +173,7 @@ def _resume(path, config, settings, model, optimizers, generator) -> int:
     path = Path(path)
     if not path.is_file():
         return 0
-    saved = torch.load(path, map_location="cpu", weights_only=True)
+    saved = _read_state(path)
     for what, now in (("config", asdict(config)), ("settings", asdict(settings))):
         if saved[what] != now:
             changed = sorted(key for key in now if saved[what].get(key) != now[key])
@@ -182,3 +183,14 @@ def _resume(path, config, settings, model, optimizers, generator) -> int:
         optimizer.load_state_dict(values)
     generator.set_state(saved["generator"])
     return saved["step"]
+
+
+def _read_state(path: Path) -> dict:
+    content = path.read_bytes()  # apart, since errors of the system speak for themselves
+    try:
+        saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if {"step", "config", "settings", "model", "optimizers", "generator"} <= set(saved):
+            return saved
+    except Exception:  # bytes of another kind make the unpickler fail in any way
+        pass
+    raise ValueError(f"{path}: holds no training state, or a damaged one; use another --state file")

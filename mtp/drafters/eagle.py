@@ -56,13 +56,15 @@ class EagleHead(nn.Module):
         """Cross-entropy with the target's next distributions + `regression` * smooth L1 to its next features, averaged
         over the unrolled steps. (EAGLE weighs the cross-entropy by 0.1 instead; it is the part that is accepted.)
         """
-        rows = ids.shape[1] - 1
+        rows, unroll = ids.shape[1] - 1, self.config["unroll"]
+        if rows < unroll:
+            raise ValueError(f"{rows + 1} tokens have no room for {unroll} unrolled steps: take {unroll + 1} or more")
         w, rope, attention = self.module.weights(self.embedding), self.rope[:rows], _Unrolled()
         features, wanted = output.hidden[:, :-1], output.hidden[:, 1:]  # (B, rows, d)
         expected = logits[:, 1:].softmax(-1)  # (B, rows, V)
         total = torch.zeros((), device=ids.device)
         given = features
-        for step in range(self.config["unroll"]):
+        for step in range(unroll):
             x = enter_module(w, ids[:, 1:], given.flatten(0, 1))  # (B * rows, d)
             x = run_block(x, w.block, self.n_heads, rope, attention)
             predicted = (unit(x) * w.post_gain).view(features.shape)
@@ -72,7 +74,7 @@ class EagleHead(nn.Module):
             total = total + self.config["regression"] * F.smooth_l1_loss(own, target_features)
             # Row i continues from what row i - 1 has just predicted.
             given = torch.cat([features[:, :1], predicted[:, :-1]], 1)
-        return total / self.config["unroll"]
+        return total / unroll
 
 
 class _Unrolled:

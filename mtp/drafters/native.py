@@ -30,7 +30,7 @@ class NativeMTP:
     def __init__(self, model: Transformer, k: int | None = None, *, recycle: bool = False):
         modules = model.config.n_mtp
         if modules == 0:
-            raise ValueError("this model has no MTP modules (n_mtp = 0): decode it without a proposer")
+            raise ValueError("this model has no MTP modules (n_mtp = 0): decode it without a proposer (--k 0)")
         self.k = modules if k is None else k
         if recycle:
             check_length(self.k, LOOK_AHEAD, "positions that the rotary table holds beyond the last token")

@@ -103,9 +103,15 @@ class Client:
             raise ValueError(f"{url!r} is not an http address; write it like http://localhost:8000")
         if parts.username or parts.password:
             raise ValueError(f"no password in an address, it would be printed; set {API_KEY_VARIABLE} instead")
+        try:
+            parts.port  # noqa: B018  (reading it checks it)
+        except ValueError as error:
+            raise ValueError(f"{url!r}: {error}") from error
         self.url = parts._replace(query="", fragment="").geturl().rstrip("/").removesuffix("/v1").rstrip("/")
         self.timeout = timeout
         self._key = os.environ.get(API_KEY_VARIABLE) or None
+        if self._key and not self._key.isascii():
+            raise ValueError(f"{API_KEY_VARIABLE} has characters other than ASCII: no key of a server has")
         # A proxy from the environment is for addresses elsewhere; few people add localhost to NO_PROXY.
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},

@@ -8,8 +8,13 @@ import json
 import sys
 from pathlib import Path
 
-LOCAL_ONLY = ("k", "hf", "threads", "checkpoint", "png")
+from ..options import check_numbers, check_output, said
+
+LOCAL_ONLY = ("k", "routes", "schedule", "hf", "threads", "checkpoint", "png")
 """Options of `bench` that belong to the local model: with --server they would do nothing."""
+
+REMOTE_ONLY = ("model", "chat", "prompt_file", "ignore_eos", "timeout", "warmup")
+"""Options that do nothing without --server."""
 
 
 def add_remote_options(bench: argparse.ArgumentParser) -> None:
@@ -28,7 +33,17 @@ def add_remote_options(bench: argparse.ArgumentParser) -> None:
     remote.add_argument("--ignore-eos", action="store_true", help="go on after the end of text, to equal lengths")
     remote.add_argument("--timeout", type=float, default=120.0, help="seconds that a request may take in all")
     remote.add_argument("--warmup", type=int, help="uncounted requests to each server first (default: 2, or --batch)")
-    bench.set_defaults(local_defaults={name: bench.get_default(name) for name in LOCAL_ONLY})
+    bench.set_defaults(
+        local_defaults={name: bench.get_default(name) for name in LOCAL_ONLY},
+        remote_defaults={name: bench.get_default(name) for name in REMOTE_ONLY},
+    )
+
+
+def check_no_remote_options(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for an option that does nothing without --server."""
+    for name, default in arguments.remote_defaults.items():
+        if getattr(arguments, name) != default:
+            raise ValueError(f"--{name.replace('_', '-')} belongs to a running server: name it by --server URL")
 
 
 def bench_servers(arguments: argparse.Namespace) -> int:
@@ -38,7 +53,7 @@ def bench_servers(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_bench(arguments))
     except (Fault, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {said(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -53,6 +68,8 @@ async def _bench(arguments: argparse.Namespace) -> int:
 
     _check(arguments)
     prompts, warmup = _prompts(arguments)
+    if arguments.json:
+        check_output(arguments.json, "--json")
     wanted = RequestSettings(
         arguments.max_new_tokens, arguments.temperature, arguments.seed, arguments.top_k, arguments.top_p,
         arguments.ignore_eos, arguments.chat,
@@ -102,10 +119,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for name, default in arguments.local_defaults.items():
         if getattr(arguments, name) != default:
             raise ValueError(f"--{name} belongs to the local model; with --server it would do nothing")
-    for name, low in (("prompts", 1), ("batch", 1), ("repeats", 1), ("max_new_tokens", 1), ("warmup", 0)):
-        value = getattr(arguments, name)
-        if value is not None and value < low:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
+    check_numbers(arguments)
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be a positive number of seconds, got {arguments.timeout}")
     if not 0 <= arguments.temperature < float("inf"):
@@ -129,15 +143,21 @@ def _prompts(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: byte {error.start + 1} is not UTF-8 text ({error.reason}): save it as UTF-8"
+        ) from error
     texts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             texts.append(json.loads(line)["text"])
             if not isinstance(texts[-1], str) or not texts[-1]:
                 raise ValueError("the text is empty or no string")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f'{path}:{number}: want {{"text": "…"}}, got {line[:60]!r} ({error})') from error
     if not texts:
         raise ValueError(f"{path}: no prompts in it")

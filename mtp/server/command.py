@@ -8,6 +8,8 @@ import socket
 import sys
 from pathlib import Path
 
+from ..options import add_threads, check_numbers, use_threads
+
 API_KEY_VARIABLE = "MTP_API_KEY"
 
 
@@ -19,7 +21,7 @@ def add_serve_command(commands) -> None:
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     serve.add_argument("--name", default="mtp", help="model name in the API")
     serve.add_argument("--max-batch", type=int, default=8, help="greedy requests decoded together")
-    serve.add_argument("--threads", type=int, default=1, help="torch threads; two on a busy machine are far slower")
+    add_threads(serve)
     serve.add_argument("--checkpoint", type=Path, help="safetensors file (default: the one in the repository)")
     serve.epilog = f"With {API_KEY_VARIABLE} in the environment, requests need it as a bearer token."
     serve.set_defaults(run=serve_command)
@@ -27,13 +29,13 @@ def add_serve_command(commands) -> None:
 
 def serve_command(arguments: argparse.Namespace) -> int:
     """Serve until interrupted. Returns 0, or 2 where the port cannot be had."""
-    import torch
+    check_numbers(arguments)
+    use_threads(arguments)
     import uvicorn
 
     from ..checkpoint import DEFAULT_CHECKPOINT, load
     from .app import build_app
 
-    torch.set_num_threads(arguments.threads)
     app = build_app(
         load(arguments.checkpoint or DEFAULT_CHECKPOINT), k=arguments.k, name=arguments.name,
         max_batch=arguments.max_batch, api_key=os.environ.get(API_KEY_VARIABLE),
