@@ -73,13 +73,15 @@ def finish(course: Course, prepared: Prepared, reply: dict, seed: int, sandbox: 
     outcome = reply["outcome"]
     checks = checks_of(course.chapter, outcome["verdicts"])
     faults = [f"{check.fault}:{check.grade_id}" for check in checks if check.fault not in ("", "unrun")]
+    errors = outcome["cell_errors"]  # by step: "answer", or "answer" and a helper's name
+    failed = [f"answer_failed:{text.partition(':')[0]}" for name, text in errors.items() if name.split()[0] == "answer"]
     unboxed = ["no_sandbox"] if sandbox == "none" else []
     return Result(
         prepared.student_id,
         GRADED,
         checks=checks,
-        flags=tuple(dict.fromkeys((*prepared.flags, *outcome["flags"], *faults, *unboxed))),
-        cell_errors=tuple(outcome["cell_errors"].items()),
+        flags=tuple(dict.fromkeys((*prepared.flags, *failed, *outcome["flags"], *faults, *unboxed))),
+        cell_errors=tuple(errors.items()),
         misconceptions=tuple(outcome.get("misconceptions", ())),
         seconds=outcome["seconds"],
         **common,

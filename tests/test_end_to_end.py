@@ -224,6 +224,16 @@ def test_a_row_is_forgotten_with_all_that_belongs_to_it(small):
     assert rows(out)[name]["score"] == "100"
 
 
+def test_an_answer_that_does_not_even_run_is_said_in_the_table(small):
+    (path,) = (small / "inbox" / "01_complete").glob("*.ipynb")
+    path.write_text(
+        path.read_text("utf-8").replace("class MultiTokenDecoderSim:", "class MultiTokenDecoderSim"), "utf-8"
+    )
+    done = grade(small / "inbox", small / "out")
+    row = rows(small / "out")["01_complete"]
+    assert row["score"] == "0" and row["flags"] == "answer_failed:SyntaxError" and row["flags"] in done.stdout
+
+
 def test_results_never_go_into_the_inbox(small):
     for out in (small / "inbox", small / "inbox" / "results"):
         before = sorted((small / "inbox").rglob("*"))

@@ -1,12 +1,14 @@
 """A learner's page: right about what was checked, silent about hidden checks, safe whatever a submission holds."""
 
+import ast
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from answers import CHAPTER
+from answers import CHAPTER, CLASS_CELL, REFERENCE, STUBS
 
+from grading.chapter import ROOT, fill
 from grading.report.feedback import (
     FAULTS,
     FLAGS,
@@ -19,6 +21,7 @@ from grading.report.feedback import (
     feedback_text,
     file_name,
     message_parts,
+    reason_words,
     unreadable_reason,
     write_feedback,
 )
@@ -195,7 +198,8 @@ def test_other_failures_are_explained(fields, said):
     assert said in text_of(one)
     assert said in feedback_text(one, CHAPTER) or len(said) > MAX_SHOWN
     if fields.get("call"):
-        assert ("调用", fields["call"]) in complaint(next(check for check in one.checks if not check.passed))
+        failed = next(check for check in one.checks if not check.passed)
+        assert ("调用", fields["call"]) in complaint(failed, one, CHAPTER)
 
 
 def test_hidden_checks_show_nothing_but_how_many_passed():
@@ -240,6 +244,181 @@ def test_flags_and_own_cells_are_explained():
     assert "cell 3" in text and "没有定义的名字" in text and "运行超过了时限" in text
     broken = text_of(result(cell_errors=(("answer", "SyntaxError: invalid syntax"),)))
     assert broken.index("答案所在的格子") < broken.index("形成候选 propose：")
+    assert "后面的代码没有运行" in broken, "the class is there: all checks passed"
+
+
+PUBLIC = [cell.grade_id for cell in CHAPTER.tests if not cell.hidden]
+UNDEFINED = {"error": "NameError", "message": "name 'MultiTokenDecoderSim' is not defined"}
+OPEN = {"error": "NotImplementedError"}
+KEYS = ("propose_todo_open", "accept_todo_open", "verify_todo_open")
+
+
+def test_a_syntax_error_is_said_once_with_its_place():
+    source = fill(CLASS_CELL.source, {2: "accepted = (target_prob >= draft_prob"})
+    at = next(n for n, text in enumerate(source.split("\n"), start=1) if "accepted = (" in text)
+    error = ("answer", f"SyntaxError: '(' was never closed (<ipython-input-1-df09f6>, line {at})")
+    one = result({cell.grade_id: UNDEFINED for cell in CHAPTER.tests}, cell_errors=(error,), answer=source)
+    for text in (text_of(one), feedback_text(one, CHAPTER)):
+        assert text.count("SyntaxError") == 1 and "NameError" not in text and "拼错" not in text
+        assert text.count("没有运行成功") == 1 and f"第 {at} 行：accepted = (target_prob >= draft_prob" in text
+        assert "ipython-input" not in text
+    assert "括号、引号与缩进" in text_of(one)
+    without = replace(one, cell_errors=(("answer", "timeout: time is up"),))
+    assert "运行超过了时限" in text_of(without) and "位置" not in text_of(without)
+
+
+def test_a_deleted_cell_is_said_to_be_missing_and_not_unwritten():
+    failed = {cell.grade_id: OPEN | {"message": "TODO 1：x"} for cell in CHAPTER.tests}
+    one = result(failed, flags=("answer_missing",), misconceptions=KEYS, answer=fill(CLASS_CELL.source, STUBS))
+    for text in (text_of(one), feedback_text(one, CHAPTER)):
+        assert text.count("没有找到定义类的那一格") == 1 and "占位" not in text and "还没有写" not in text
+    assert "answer_missing" in WORDS["for_the_instructor"]
+
+
+STUB_LEFT = {
+    "code above it": f"{REFERENCE[1]}\n{STUBS[1]}",
+    "code below it": f"{STUBS[1]}\n{REFERENCE[1]}",
+    "in the midst": f"size = self.max_proposal_len\n\n{STUBS[1]}\nproposed = list(draft_tokens)[:size]",
+}
+
+
+def open_page(body):
+    failed = {name: OPEN | {"message": "TODO 1：x"} for name in ("test_propose_public", "test_decode_public")}
+    one = result(failed, misconceptions=KEYS[:1], answer=fill(CLASS_CELL.source, {1: body}))
+    return text_of(one), feedback_text(one, CHAPTER)
+
+
+@pytest.mark.parametrize("body", STUB_LEFT.values(), ids=STUB_LEFT)
+def test_code_beside_a_placeholder_that_was_left_in_is_seen(body):
+    for text in open_page(body):
+        assert "TODO 1 写了，但占位的 raise 还在" in text and "删掉" in text and "还没有写" not in text
+
+
+@pytest.mark.parametrize("body", [STUBS[1], f"# proposed = draft_tokens\n{STUBS[1]}", "raise NotImplementedError"])
+def test_a_placeholder_alone_is_unwritten(body):
+    for text in open_page(body):
+        assert "TODO 1 还没有写" in text and "写了，但" not in text
+
+
+# --- all that grading may note has a wording --------------------------------------------------------------------------
+
+PHRASE = re.compile(r"[A-Za-z][a-z']* [A-Za-z]|^encrypted$")
+
+
+def written(node: ast.AST) -> str:
+    """A string of the code as a reader meets it, 9 for what is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "9" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def trees(*patterns):
+    for pattern in patterns:
+        for path in sorted((ROOT / "grading").glob(pattern)):
+            yield path.name, ast.parse(path.read_text("utf-8"))
+
+
+def called(node: ast.AST) -> str:
+    function = node.func if isinstance(node, ast.Call) else None
+    return getattr(function, "id", getattr(function, "attr", ""))
+
+
+def reasons_in_the_code() -> set[str]:
+    """Every English phrase of intake that is no docstring, no pattern, nothing that stops the whole grading."""
+    found = set()
+    for name, tree in trees("intake/*.py", "unit.py"):
+        skipped = set()
+        for node in ast.walk(tree):
+            other = called(node) in {"InboxError", "RosterError", "ValueError", "compile", "replace", "fromkeys"}
+            docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if other or docstring:
+                skipped |= {id(inner) for inner in ast.walk(node)}
+            if isinstance(node, ast.JoinedStr):
+                skipped |= {id(inner) for inner in ast.walk(node) if inner is not node and written(inner) == ""}
+                skipped |= {id(part) for part in node.values}
+        if name == "roster.py":
+            continue  # what a roster lacks is the instructor's to read
+        for node in ast.walk(tree):
+            if id(node) not in skipped and PHRASE.search(written(node)):
+                found.add(written(node))
+    return found
+
+
+# Parts of other reasons, and what is compared or named.
+FRAGMENTS = {" and more", "Unterminated string", "a list", "a notebook", "a number", "a string", "a truth value"}
+FRAGMENTS |= {"the chapter's definitions", "own cell 9", "permission denied", "the folder"}
+
+
+def test_every_reason_that_intake_can_give_has_words_for_the_learner():
+    reasons = reasons_in_the_code() - FRAGMENTS
+    for known_one in (
+        "encrypted",
+        "an empty file",
+        "a truncated file: it breaks off after 9 characters",
+        "a PDF document",
+    ):
+        assert known_one in reasons
+    assert len(reasons) > 60
+    silent = [reason for reason in sorted(reasons) if reason_words(reason) == WORDS["unknown_reason"]]
+    assert silent == [], "no entry in `reasons` of feedback_words.json"
+
+
+def test_no_entry_for_a_reason_is_unused():
+    said = {reason_words(reason) for reason in reasons_in_the_code()}
+    assert [text for _, text in WORDS["reasons"] if text not in said] == []
+
+
+REASONS = {
+    "my image.ipynb: an empty file": "文件是空的",
+    "a PDF.ipynb: a truncated file: it breaks off after 19999 characters": "到一半就断了",
+    "archive of mine.zip: a Word, Excel or PowerPoint document, not an archive": "Office",
+    "x.zip: the archive has more than 5000 members": "太多",
+    "no notebook was handed in, only a.pdf, link.url": "没有笔记本",
+    "no notebook was handed in: nothing there but links": "链接",
+    "x.zip/a.ipynb: damaged: its checksum is wrong": "损坏",
+    "too much code: more than 1000000 characters": "代码太长",
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_reason_is_told_by_what_it_says_and_not_by_the_file_s_name(reason):
+    assert REASONS[reason] in reason_words(reason)
+    one = replace(result(status=UNREADABLE, reason=reason), checks=())
+    assert REASONS[reason] in text_of(one) and REASONS[reason] in feedback_text(one, CHAPTER)
+
+
+def test_a_reason_that_nobody_foresaw_has_words_too():
+    assert re.search("[一-鿿]", unreadable_reason("utterly new")) and "utterly new" in unreadable_reason("utterly new")
+
+
+def flags_in_the_code() -> set[str]:
+    """What is put among the flags: added to something that is named so, or given to an Answer."""
+    found = set()
+    for _, tree in trees("intake/*.py", "judge/*.py", "box/*.py", "unit.py"):
+        for node in ast.walk(tree):
+            values = []
+            if isinstance(node, ast.Call) and called(node) in ("append", "add"):
+                owner = node.func.value
+                if getattr(owner, "id", getattr(owner, "attr", "")).endswith("flags"):
+                    values = node.args
+            elif called(node) == "Answer":
+                values = node.args
+            elif (
+                isinstance(node, ast.AugAssign)
+                and getattr(node.target, "id", getattr(node.target, "attr", "")) == "flags"
+            ):
+                values = [node.value]
+            for value in values:
+                inside = ast.walk(value)
+                found |= {match[0] for one in inside if (match := re.match(r"[a-z]+(_[a-z]+)*(?=:|$)", written(one)))}
+    return found
+
+
+def test_every_flag_has_words():
+    found = flags_in_the_code()
+    assert {"answer_missing", "answer_by", "late", "merged", "input", "several_notebooks", "trailing_garbage"} <= found
+    # of `cell_<how it was lost>` the parts of the name are filled in
+    assert sorted(found - set(FLAGS) - set(FAULTS)) == [], "no entry in `flags` of feedback_words.json"
 
 
 def test_wording_is_complete():

@@ -138,6 +138,37 @@ def test_public_checks_alone_catch_most_wrong_answers(record_property):
     record_property("caught by public checks", f"{caught} of {len(answers)}")
 
 
+# Where the contract says "the instance's own", a number of the author's choice must not do: {name: (todo, body)}.
+NUMBERS = {n: (1, f"proposed = list(draft_tokens)[:{n}]") for n in range(1, 9)}
+NUMBERS |= {
+    f"capped at {n}": (1, f"proposed = list(draft_tokens)[: min({n}, self.max_proposal_len)]") for n in (3, 4, 5)
+}
+NUMBERS |= {
+    f"accept, {r}": (2, f"accepted = target_prob >= draft_prob * {r}") for r in (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
+}
+NUMBERS |= {
+    f"verify, {r}": (3, f"accepted = target_prob > 0 if draft_prob <= 0 else target_prob >= draft_prob * {r}")
+    for r in (0.1, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0, 1.5)
+}
+NUMBERS |= {f"verify, p alone, {p}": (3, f"accepted = target_prob >= {p}") for p in (0.15, 0.2, 0.25, 0.5, 0.8)}
+NUMBERS |= {
+    f"verify, at most {n}": (3, f"accepted = i < {n} and self._accept_token(draft_prob, target_prob)") for n in (3, 4)
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS, ids=str)
+def test_no_number_of_one_s_own_passes_the_public_checks(name):
+    todo, body = NUMBERS[name]
+    outcome = judge({todo: body}, hidden=False)
+    assert failed(outcome, [cell.grade_id for cell in CHAPTER.tests if cell.mechanism == TODOS[todo]])
+
+
+@pytest.mark.parametrize("name", ["accept, 0.6", "verify, 0.6", 3])
+def test_nor_does_the_number_of_the_worked_example_pass_that_of_the_whole_class(name):
+    todo, body = NUMBERS[name]
+    assert failed(judge({todo: body}, hidden=False, mechanisms=("decode",)), ["test_decode_public"])
+
+
 def test_public_cells_carry_their_share_of_each_mechanism():
     for mechanism in CHAPTER.mechanisms:
         cells = [cell for cell in CHAPTER.tests if cell.mechanism == mechanism]
@@ -148,16 +179,18 @@ def test_public_cells_carry_their_share_of_each_mechanism():
 
 # An answer that knows each input a learner can see, and nothing else.
 MEMORISED = {
-    1: """tokens = [10, 20, 30, 31]
-seen = {(budget, tuple(tokens)): tokens[:budget] for budget in (1, 2, 3, 4)}
+    1: """tokens = [10, 20, 30, 31, 7, 39]
+seen = {(budget, tuple(tokens[:count])): tokens[:budget] for budget in (1, 2, 3, 4, 6) for count in (4, 6)}
 seen |= {(4, (31, 10)): [31, 10], (1, (5, 6)): [5], (3, (7, 0, 7, 7)): [7, 0, 7], (2, (4, 5, 6)): [4, 5]}
 seen |= {(3, (9, 8)): [9, 8], (2, (1, 2)): [1, 2]}
 proposed = list(seen.get((self.max_proposal_len, tuple(draft_tokens)), []))""",
     2: """seen = {(0.5, 0.5, 0.8), (0.5, 0.5, 0.3), (0.5, 0.5, 0.25), (0.5, 0.1, 0.2), (0.25, 0.8, 0.3)}
 seen |= {(1.0, 0.5, 0.5), (0.75, 0.5, 0.5), (0.25, 0.5, 0.5), (0.5, 0.5, 0.5), (0.6, 0.5, 0.8), (0.6, 0.5, 0.9)}
+seen |= {(0.9, 0.5, 0.8)}
 accepted = (self.min_accept_ratio, round(draft_prob, 4), round(target_prob, 4)) in seen""",
-    3: """seen = {(0.5, 0.8), (0.5, 0.9), (0.25, 0.5), (0.5, 0.5), (0.125, 0.125)}
-accepted = (round(draft_prob, 4), round(target_prob, 4)) in seen""",
+    3: """seen = {(0.6, 0.5, 0.8), (0.6, 0.5, 0.9), (0.6, 0.25, 0.5), (0.6, 0.0, 0.2), (0.5, 0.125, 0.125)}
+seen |= {(0.25, 0.5, 0.8), (0.25, 0.5, 0.2), (0.9, 0.5, 0.8), (0.5, 0.5, 0.5), (0.75, 0.5, 0.5)}
+accepted = (self.min_accept_ratio, round(draft_prob, 4), round(target_prob, 4)) in seen""",
 }
 
 

@@ -12,7 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
-from answers import CHAPTER, CLASS_CELL, REFERENCE
+from answers import CHAPTER, CLASS_CELL, REFERENCE, STUBS
 
 from grading.chapter import ROOT, without_hidden
 from grading.intake.inbox import collect
@@ -119,6 +119,20 @@ def test_unfinished_work_can_be_handed_in_too(desk):
     desk.save(notebook_with({1: REFERENCE[1], 3: REFERENCE[3]}))
     missing, said = desk.hand_in()
     assert missing == ["TODO 2：还没有写"] and "写了 2 处" in said and (desk.folder / NAME).exists()
+
+
+@pytest.mark.parametrize("body", [f"{REFERENCE[2]}\n{STUBS[2]}", f"{STUBS[2]}\n{REFERENCE[2]}"], ids=["above", "below"])
+def test_a_placeholder_left_beside_the_answer_is_told_from_an_unwritten_one(desk, body):
+    desk.save(notebook_with(REFERENCE | {2: body}))
+    assert desk.hand_in()[0] == ["TODO 2：写了，但占位的 raise 还在，删掉那一行"]
+    desk.save(notebook_with(REFERENCE | {2: f"# {REFERENCE[2]}\n{STUBS[2]}"}))
+    assert desk.hand_in()[0] == ["TODO 2：还没有写"]
+
+
+def test_a_rule_with_a_number_of_one_s_own_is_not_all_green(desk):
+    desk.save(notebook_with(REFERENCE | {3: "accepted = target_prob >= draft_prob * 0.6"}))
+    missing, _ = desk.hand_in()
+    assert [item.split("：")[0] for item in missing] == ["公开检查 verify", "公开检查 decode"]
 
 
 def test_a_wrong_answer_is_named_by_its_check_with_expected_and_got(desk):

@@ -124,11 +124,105 @@ def test_an_exception_comes_with_the_call_and_the_line():
     assert "先运行上面的格子" in error_of(undefined)
 
 
+SLIPS = {
+    "a method": (3, "accepted = _accept_token(draft_prob, target_prob)", "verify-public", "少了 self.：_accept_token"),
+    "in another of its checks": (
+        3,
+        "accepted = _accept_token(draft_prob, target_prob)",
+        "verify-inputs",
+        "self._accept_token",
+    ),
+    "an attribute": (1, "proposed = draft_tokens[:max_proposal_len]", "propose-public", "少了 self.：max_proposal_len"),
+    "in a comprehension": (
+        1,
+        "proposed = [t for i, t in enumerate(draft_tokens) if i < max_proposal_len]",
+        "propose-public",
+        "要写成 self.max_proposal_len",
+    ),
+    "misspelt": (3, "accepted = self._accept_token(draft_prob, targt_prob)", "verify-public", "是不是 target_prob"),
+    "misspelt, and no self": (3, "accepted = accept_token(draft_prob, target_prob)", "verify-public", "self._accept_"),
+    "never assigned": (2, "accept = target_prob >= draft_prob", "accept-public", "没有定义的名字 accepted"),
+    "a name that the check has too": (3, "accepted = this_round", "verify-public", "没有定义的名字 this_round"),
+}
+
+
+@pytest.fixture(scope="module")
+def slips():
+    """Each slip with what its check then shows."""
+    sources = [
+        source
+        for todo, body, check, _ in SLIPS.values()
+        for source in (answer({todo: body}), source_of(f"test-{check}"))
+    ]
+    return dict(zip(SLIPS, run(*sources)[1::2], strict=True))
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_name_that_one_s_own_code_lacks_is_not_blamed_on_cells_that_were_not_run(slips, slip):
+    _, body, _, says = SLIPS[slip]
+    text = error_of(slips[slip])
+    assert says in text and "先运行" not in text and "Traceback" not in text
+    assert "位置：" in text and (body in text or slip == "never assigned"), "where"
+
+
+def test_what_the_check_itself_lacks_is_a_cell_to_run():
+    sources = [answer({}), "del torch", source_of("test-verify-public"), source_of("test-decode-public")]
+    sources += ["del passed", source_of("test-propose-public")]
+    *_, verify, decode, _, propose = run(*sources)
+    for output, name in ((verify, "torch"), (decode, "torch"), (propose, "passed")):
+        assert f"还没有 {name}" in error_of(output) and "先运行上面的格子" in error_of(output)
+
+
 def test_the_short_messages_can_be_switched_off():
     switched = FEEDBACK.source.replace("short_messages = True", "short_messages = False")
     assert switched != FEEDBACK.source
     (failed,) = run(answer({1: "proposed = []"}), source_of("test-propose-public"), feedback=switched)[1:]
     assert "Traceback" in error_of(failed)
+
+
+# --- the class cell's last run failed ---------------------------------------------------------------------------------
+
+PUBLIC = ["propose-public", "accept-public", "verify-public", "verify-inputs", "decode-public"]
+NO_SYNTAX = "accepted = (target_prob >= draft_prob * self.min_accept_ratio"
+OLD = "没有运行成功"
+
+
+@pytest.fixture(scope="module")
+def broken():
+    """What each public check shows after a class cell that did not run, by how it failed."""
+    syntax, decorated, own = answer({2: NO_SYNTAX}), "undefined\n" + answer({}), "def helper(:"
+    sources = [answer({}), syntax, *[source_of(f"test-{check}") for check in PUBLIC], answer({}), own]
+    sources += [source_of("test-propose-public"), decorated, source_of("test-propose-public")]
+    sources += ["%%time\n" + answer({}), source_of("test-propose-public"), "del MultiTokenDecoderSim", syntax]
+    sources += [source_of("test-propose-public"), "%matplotlib inline\n" + answer({}), source_of("test-propose-public")]
+    outputs = run(*sources)
+    names = ["right", "syntax", *PUBLIC, "mended", "own", "after", "raising", "raised", "timed", "after the timed"]
+    names += ["del", "syntax again", "none at all", "with a magic", "at the end"]
+    return dict(zip(names, outputs, strict=True))
+
+
+@pytest.mark.parametrize("check", PUBLIC)
+def test_after_a_syntax_error_the_check_says_so_and_does_not_judge_the_old_class(broken, check):
+    text = error_of(broken[check])
+    assert OLD in text and "语法错误" in text and NO_SYNTAX in text and "改之前的" in text and "Traceback" not in text
+    assert "✓" not in printed(broken[check]) and "完成 0 个" in text
+
+
+def test_a_class_cell_that_raised_is_told_too(broken):
+    assert OLD in error_of(broken["raised"]) and "改之前的" in error_of(broken["raised"])
+    assert OLD in error_of(broken["none at all"]) and "还没有这个类" in error_of(broken["none at all"])
+
+
+@pytest.mark.parametrize("check", ["after", "after the timed", "at the end"])
+def test_a_class_that_is_current_is_judged(broken, check):
+    assert printed(broken[check]).count("✓") == 7
+
+
+def test_outside_ipython_nothing_is_said_of_the_class():
+    names = namespace()
+    names["class_is_current"]()
+    del names["MultiTokenDecoderSim"]
+    names["class_is_current"]()
 
 
 # --- without a kernel -------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """What the plot cells draw: numbers that agree with the theory, with default fonts, by the learner's own class."""
 
+import re
 import warnings
 from contextlib import contextmanager
 
 import matplotlib
+import matplotlib.pyplot
 import pytest
 
 from grading import chapter
@@ -95,6 +97,54 @@ def test_lossy_plot_prints_the_exact_distances(ch, monkeypatch, capsys):
         run(next(cell for cell in ch.cells if cell.id == "plot-lossy"), names, monkeypatch)
     printed = capsys.readouterr().out.split("\n")
     assert [line.rpartition("=")[2].strip() for line in printed if line] == ["0.00", "0.00", "0.10", "0.40"]
+
+
+PHONE, LEAST = 350, 10  # pixels: a phone's screen less the margins; the height of a letter that can be read
+
+
+def test_the_map_of_the_routes_can_be_read_on_a_phone_and_nothing_leaves_its_box(ch, monkeypatch):
+    names = {"plt": matplotlib.pyplot}
+    with figures(names) as drawn:
+        run(next(cell for cell in ch.cells if cell.id == "figure-routes"), names, monkeypatch)
+        (figure,) = drawn()
+        width, height = figure.get_size_inches()
+        assert height > width and width <= 6, "taller than wide"
+        scale = min(1.0, PHONE / (width * figure.dpi))
+        (axes,) = figure.axes
+        boxes = [patch.get_window_extent() for patch in axes.patches]
+        assert len(boxes) == 9, "four sources, four steps, the project"
+        words = [text for text in axes.texts if text.get_text()]
+        for text in words:
+            size = text.get_fontsize() * figure.dpi / 72 * scale
+            assert size >= LEAST, f"{text.get_text()!r}: {size:.1f} px"
+            extent = text.get_window_extent()
+            over = [box for box in boxes if box.overlaps(extent)]
+            inside = [
+                b for b in over if b.x0 < extent.x0 and extent.x1 < b.x1 and b.y0 < extent.y0 and extent.y1 < b.y1
+            ]
+            assert over == inside and len(over) <= 1, text.get_text()
+        for one in words:
+            others = [other for other in words if other is not one]
+            assert not any(one.get_window_extent().overlaps(other.get_window_extent()) for other in others)
+
+
+def width_of(text):
+    """How many columns of a terminal a table's text takes, code kept whole, as a rough measure of its width."""
+    return sum(2 if char > "\x7f" else 1 for char in text)
+
+
+def test_tables_leave_room_for_words_on_a_phone(ch):
+    """Three columns, or four of which none holds a sentence; and code, which does not wrap, fits beside the others."""
+    for cell in (cell for cell in ch.cells if cell.kind == "markdown"):
+        rows = [line.strip("|").split("|") for line in cell.source.split("\n") if line.startswith("|")]
+        rows = [row for row in rows if not set("".join(row)) <= set("- :")]
+        if not rows:
+            continue
+        wide = max(width_of(text) for row in rows for text in row)
+        assert len(rows[0]) <= 3 or (len(rows[0]) == 4 and wide < 70), f"{cell.id}: {len(rows[0])} columns"
+        code = [max((len(word) for row in rows for word in re.findall(r"`([^`]+)`", row[n])), default=4)
+                for n in range(len(rows[0]))]  # fmt: skip
+        assert sum(code) <= 46, f"{cell.id}: {code}"
 
 
 def test_every_plot_is_drawn_without_a_warning(ch, monkeypatch):

@@ -234,6 +234,9 @@ def chapter_file(tmp_path, source, **nbgrader):
         ("# TODO 2：a\n### BEGIN SOLUTION\nx = 1\n### END SOLUTION", {"solution": True}, "TODO 1"),
         ("### BEGIN HIDDEN TESTS", {"grade": True, "grade_id": "test_a_b", "points": 1}, "without"),
         ("pass", {"grade": True, "grade_id": "check_a", "points": 1}, "test_<mechanism>"),
+        ("pass", {"grade": True, "grade_id": "test_a_b", "points": -3}, r"test_a_b\): points must be .* found -3"),
+        ("pass", {"grade": True, "grade_id": "test_a_b", "points": "5"}, "points must be"),
+        ("pass", {"grade": True, "grade_id": "test_a_b"}, "points must be .* found None"),
     ],
 )
 def test_a_broken_source_notebook_is_refused_by_name(tmp_path, source, nbgrader, says):

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from unicodedata import category
 
-from grading.chapter import Chapter
+from grading.chapter import BEGIN_SOLUTION, END_SOLUTION, Chapter, regions
 from grading.report.grades import number
 from grading.report.misconceptions import known
 from grading.result import GRADED, MISSING, CheckResult, Result
@@ -30,6 +30,8 @@ MAX_ITEMS = 12  # of a list that a submission makes long
 MAX_MARKS = 3  # combining marks on one character
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 PARTS = re.compile(r"\s*调用：(.*?)\n\s*期望：(.*?)\n\s*得到：(.*?)(?:\n\s*重读：([^\n]*))?\s*", re.DOTALL)
+FILE = re.compile(r"[^:]{1,200}\.\w{1,12}\s*: ")  # the file that a reason is about
+NO_CELL = "answer_missing"
 HEADING = re.compile(r"#\s*(.+?（\d+ 分）)(?:：([^\n。]+))?")
 
 WORDS = json.loads(Path(__file__).with_name("feedback_words.json").read_text("utf-8"))
@@ -100,13 +102,43 @@ def heading(chapter: Chapter, grade_id: str) -> str:
     return grade_id if match is None else "：".join(part for part in match.groups() if part)
 
 
-def complaint(check: CheckResult) -> list[tuple[str, str]]:
+def _after_regions(chapter: Chapter) -> list[str]:
+    """For each TODO, the line of the skeleton that comes after its region."""
+    after = []
+    for cell in chapter.of("solution"):
+        lines = cell.source.split("\n")
+        for region in regions(cell.source, BEGIN_SOLUTION, END_SOLUTION):
+            after.append(next((line.strip() for line in lines[region.stop + 1 :] if line.strip()), ""))
+    return after
+
+
+def open_todo(result: Result, chapter: Chapter, number: int) -> tuple[str, str] | None:
+    """Why a TODO counts as open although it is not simply unwritten, as (name, what to do); None if it is.
+
+    Either the cell is gone, or code stands beside the placeholder that was left in.
+    """
+    if NO_CELL in result.flags:
+        return tuple(text.format(todo=f"TODO {number}") for text in WORDS["todos"]["gone"])
+    lines = [line.strip() for line in result.answer.split("\n") if line.strip()]
+    after = dict(enumerate(_after_regions(chapter), start=1)).get(number, "")
+    for place, text in enumerate(lines):
+        if not re.match(rf"raise\s+NotImplementedError\s*\(.TODO {number}\b", text):
+            continue
+        above, below = (lines[place - 1] if place else ""), (lines[place + 1] if place + 1 < len(lines) else "")
+        if not above.startswith("#") or below not in ("", after):
+            return tuple(text.format(todo=f"TODO {number}") for text in WORDS["todos"]["left"])
+    return None
+
+
+def complaint(check: CheckResult, result: Result, chapter: Chapter) -> list[tuple[str, str]]:
     """Why a public check failed, as (label, text) pairs of plain text, labels '' for sentences of ours."""
     if check.fault:
         why = FAULTS.get(check.fault, f"运行没有完成（{check.fault}）。")
         return [*([("调用", check.call)] if check.call else []), ("", why)]
     if check.error == "NotImplementedError":
-        todo = re.match(r"TODO \d+", check.message)
+        todo = re.match(r"TODO (\d+)", check.message)
+        if todo and (said := open_todo(result, chapter, int(todo[1]))):
+            return [("", f"{said[0]}。")]
         return [("", f"{todo[0] if todo else '有一处 TODO '} 还没有写。".replace("  ", " "))]
     if check.error == "AssertionError":
         parts = message_parts(check.message)
@@ -118,9 +150,25 @@ def complaint(check: CheckResult) -> list[tuple[str, str]]:
     return [*([("调用", check.call)] if check.call else []), ("异常", raised), ("", why)]
 
 
-def _complaint_html(check: CheckResult) -> str:
+def broken_answer(result: Result) -> tuple[str, str] | None:
+    """Of an answer's cell that did not run through: (its error, the line where it is, '' if that is not known)."""
+    error = next((error for name, error in result.cell_errors if name.startswith("answer")), None)
+    if error is None:
+        return None
+    place, lines = re.search(r"line (\d{1,6})\)", error), result.answer.split("\n")
+    number_ = int(place[1]) if place else 0
+    where = f"第 {number_} 行：{lines[number_ - 1].strip()}" if 0 < number_ <= len(lines) else ""
+    return re.sub(r" \(<[^<>]*>, line \d+\)$", "", error), where
+
+
+def follows(check: CheckResult, result: Result) -> bool:
+    """Whether a check failed only since the answer's cell did not run, which is said once, elsewhere."""
+    return check.error == "NameError" and broken_answer(result) is not None
+
+
+def _complaint_html(check: CheckResult, result: Result, chapter: Chapter) -> str:
     rows = []
-    for label, text in complaint(check):
+    for label, text in complaint(check, result, chapter):
         if not label:
             rows.append(f"<dt>说明</dt><dd><p>{clean(text)}</p></dd>")
         elif label in ("重读", "说明"):
@@ -130,10 +178,10 @@ def _complaint_html(check: CheckResult) -> str:
     return f"<dl>{''.join(rows)}</dl>"
 
 
-def _public(check: CheckResult, chapter: Chapter) -> str:
+def _public(check: CheckResult, result: Result, chapter: Chapter) -> str:
     state, mark = ("passed", "✓ 通过") if check.passed else ("failed", "✗ 没有通过")
     colour = "good" if check.passed else "bad"
-    why = "" if check.passed else _complaint_html(check)
+    why = "" if check.passed or follows(check, result) else _complaint_html(check, result, chapter)
     name = line(heading(chapter, check.grade_id))
     return f'<div class="check {state}"><h3><span class="{colour}">{mark}</span> · {name}</h3>{why}</div>'
 
@@ -148,13 +196,23 @@ def _hidden(checks: list[CheckResult], public_passed: bool, explained: bool) -> 
     return text
 
 
+def _mistakes(result: Result, chapter: Chapter, mechanism: str) -> list[tuple[str, str]]:
+    """The known mistakes that a mechanism's checks show: (name, hint), plain text."""
+    out = []
+    for key in result.misconceptions:
+        entry = known(chapter.name).get(key)
+        if entry is not None and entry.mechanism == mechanism:
+            stub = entry.shown_by == ("error", "NotImplementedError")
+            out.append((stub and open_todo(result, chapter, entry.todo)) or (entry.name, entry.hint))
+    return out
+
+
 def _hints(result: Result, chapter: Chapter, mechanism: str) -> str:
-    entries = [known(chapter.name)[key] for key in result.misconceptions if key in known(chapter.name)]
-    entries = [entry for entry in entries if entry.mechanism == mechanism]
-    if not entries:
+    mistakes = [] if NO_CELL in result.flags else _mistakes(result, chapter, mechanism)
+    if not mistakes:
         return ""
-    lead = "看起来是这样：" if len(entries) == 1 else "可能是下面几种情形之一："
-    said = "".join(f"<p><strong>{line(entry.name)}</strong>：{line(entry.hint)}</p>" for entry in entries)
+    lead = "看起来是这样：" if len(mistakes) == 1 else "可能是下面几种情形之一："
+    said = "".join(f"<p><strong>{line(name)}</strong>：{line(hint)}</p>" for name, hint in mistakes)
     return f'<div class="note"><p class="soft small">{lead}</p>{said}</div>'
 
 
@@ -167,7 +225,7 @@ def _section(result: Result, chapter: Chapter, mechanism: str) -> str:
     others = [check for check in result.checks if check.mechanism != mechanism]
     if mechanism == "decode" and score < most and not all(check.passed for check in others):
         parts.append("<p>这一部分把整个类一起运行，前面有一处不对，这里也会丢分。先修好前面的，再回来看这里。</p>")
-    parts += [_public(check, chapter) for check in public]
+    parts += [_public(check, result, chapter) for check in public]
     if hidden:
         parts.append(_hidden(hidden, all(check.passed for check in public), bool(hints)))
     return "\n".join(part for part in parts if part)
@@ -204,26 +262,56 @@ def flag_texts(flags: Iterable[str]) -> list[str]:
     return out
 
 
+def reason_words(reason: str) -> str:
+    """Why a submission could not be read, in Chinese, as plain text."""
+    if not reason:
+        return "没有记下原因。"
+    about = FILE.sub("", reason, count=1).lower()  # a file's name must not be taken for the reason
+    return next((text for part, text in WORDS["reasons"] if part.lower() in about), WORDS["unknown_reason"])
+
+
 def unreadable_reason(reason: str) -> str:
-    """Why a submission could not be read, as HTML: in Chinese for the known reasons, and as it was noted."""
-    said = next((text for part, text in WORDS["reasons"] if part.lower() in reason.lower()), "")
+    """`reason_words` as HTML, with the reason as it was noted."""
     noted = f'<span class="soft small">（{line(reason)}）</span>' if reason else ""
-    return f"{said}{noted}" or "没有记下原因。"
+    return f"{reason_words(reason)}{noted}"
 
 
 def _flags(result: Result) -> str:
-    items = "".join(f"<li>{text}</li>" for text in flag_texts(result.flags))
+    items = "".join(f"<li>{text}</li>" for text in flag_texts(flag for flag in result.flags if flag != NO_CELL))
     return f"<h2>批改时注意到的事</h2><ul>{items}</ul>" if items else ""
 
 
+def _no_answer(result: Result) -> str:
+    """What all else on the page follows from: the answer's cell did not run, or is not there."""
+    if NO_CELL in result.flags:
+        return f'<div class="note"><p><strong>{FLAGS[NO_CELL]}</strong></p></div>'
+    broken = broken_answer(result)
+    if broken is None:
+        return ""
+    error, where = broken
+    why = _why_cell(error)
+    rows = [("错误", error), *([("位置", where)] if where else [])]
+    said = "".join(f"<dt>{label}</dt><dd><pre>{clean(text)}</pre></dd>" for label, text in rows)
+    after = "里面的类因此没有定义，所有的检查都没有通过。先修好这一处，从上到下重新运行，再看下面。"
+    if not any(follows(check, result) for check in result.checks):
+        after = "运行停在这里，这一格后面的代码没有运行。"
+    return (
+        f'<div class="check failed"><h3>答案所在的格子没有运行成功</h3><dl>{said}</dl><p>{why}</p><p>{after}</p></div>'
+    )
+
+
+def _why_cell(error: str) -> str:
+    kind = re.split(r"\W", error, maxsplit=1)[0]
+    return FAULTS.get(kind) or ERRORS.get(kind, "")
+
+
 def _cell_errors(result: Result) -> str:
+    others = [(name, error) for name, error in result.cell_errors if not name.startswith("answer")]
     parts = ["<h2>没有运行成功的格子</h2><p>答案用不到它们时不影响得分；用得到时，请先修好这里。</p>"]
-    for name, error in result.cell_errors[:MAX_ITEMS]:
-        kind = re.split(r"\W", error, maxsplit=1)[0]
-        why = FAULTS.get(kind) or ERRORS.get(kind, "")
-        shown = "答案所在的格子" if name == "answer" else line(name, 120)
+    for name, error in others[:MAX_ITEMS]:
+        shown, why = line(name, 120), _why_cell(error)
         parts.append(f'<div class="check failed"><h3>{shown}</h3><pre>{clean(error)}</pre><p>{why}</p></div>')
-    return "\n".join(parts) if result.cell_errors else ""
+    return "\n".join(parts) if others else ""
 
 
 def feedback_html(result: Result, chapter: Chapter, title: str) -> str:
@@ -233,9 +321,7 @@ def feedback_html(result: Result, chapter: Chapter, title: str) -> str:
     parts = [f"<h1>{line(title)}：反馈</h1>", who]
     if result.status == GRADED:
         sections = [_section(result, chapter, mechanism) for mechanism in chapter.mechanisms]
-        broken = any(name.startswith("answer") for name, _ in result.cell_errors)  # then all else follows from it
-        errors = [_cell_errors(result)]
-        parts += [_overview(result, chapter), *(errors + sections if broken else sections + errors), _flags(result)]
+        parts += [_overview(result, chapter), _no_answer(result), *sections, _cell_errors(result), _flags(result)]
     elif result.status == MISSING:
         parts.append("<p><strong>没有收到你的作业。</strong>如果已经交过，请和老师核对交的地方与学号。</p>" + AGAIN)
     else:
@@ -251,20 +337,26 @@ def feedback_html(result: Result, chapter: Chapter, title: str) -> str:
 def feedback_text(result: Result, chapter: Chapter) -> str:
     """The same in a few lines of plain text, for a comment in nbgrader."""
     if result.status != GRADED:
-        return "没有收到作业。" if result.status == MISSING else f"没能读出来，还没有评分：{result.reason[:MAX_SHOWN]}"
+        if result.status == MISSING:
+            return "没有收到作业。"
+        noted = f"（{result.reason[:MAX_SHOWN]}）" if result.reason else ""
+        return f"没能读出来，还没有评分：{reason_words(result.reason)}{noted}"
     lines = [f"总分 {number(result.score)} / {number(result.max_score)}"]
+    if NO_CELL in result.flags:
+        lines.append(f"  ✗ {FLAGS[NO_CELL]}")
+    elif broken := broken_answer(result):
+        lines.append("  ✗ 答案所在的格子没有运行成功：" + "；".join(part for part in broken if part)[:MAX_SHOWN])
     for mechanism in chapter.mechanisms:
         own = [check for check in result.checks if check.mechanism == mechanism]
         hidden = [check for check in own if check.hidden]
         score, most = result.mechanism(mechanism), chapter.points(mechanism)
         said = f"隐藏检查通过 {sum(check.passed for check in hidden)} / {len(hidden)}"
         lines.append(f"{mechanism_name(mechanism)}：{number(score)} / {number(most)}，{said}")
-        for check in (check for check in own if not check.hidden and not check.passed):
-            why = "；".join(f"{label}：{text}" if label else text for label, text in complaint(check))
+        for check in (check for check in own if not (check.hidden or check.passed or follows(check, result))):
+            why = "；".join(f"{label}：{text}" if label else text for label, text in complaint(check, result, chapter))
             lines.append("  ✗ " + " ".join(why.split())[:MAX_SHOWN])
-        entries = known(chapter.name)
-        keys = [key for key in result.misconceptions if key in entries and entries[key].mechanism == mechanism]
-        lines += [f"  → {entries[key].name}：{entries[key].hint}" for key in keys]
+        mistakes = [] if NO_CELL in result.flags else _mistakes(result, chapter, mechanism)
+        lines += [f"  → {name}：{hint}" for name, hint in mistakes]
     return html.unescape(clean("\n".join(lines), 20 * MAX_SHOWN))
 
 
