@@ -74,7 +74,11 @@ def finish(course: Course, prepared: Prepared, reply: dict, seed: int, sandbox: 
     checks = checks_of(course.chapter, outcome["verdicts"])
     faults = [f"{check.fault}:{check.grade_id}" for check in checks if check.fault not in ("", "unrun")]
     errors = outcome["cell_errors"]  # by step: "answer", or "answer" and a helper's name
-    failed = [f"answer_failed:{text.partition(':')[0]}" for name, text in errors.items() if name.split()[0] == "answer"]
+    lost = {flag.partition(":")[2] for flag in outcome["flags"] if flag.startswith("cell_")}  # that they died is said
+    broken = {name: text.partition(":")[0] for name, text in errors.items() if name.split()[0] == "answer"}
+    # the kind is a class's name, which learners may choose
+    shown = {name: kind if kind.isidentifier() and len(kind) <= 40 else "error" for name, kind in broken.items()}
+    failed = [f"answer_failed:{kind}" for name, kind in shown.items() if name not in lost]
     unboxed = ["no_sandbox"] if sandbox == "none" else []
     return Result(
         prepared.student_id,

@@ -226,12 +226,23 @@ def test_a_row_is_forgotten_with_all_that_belongs_to_it(small):
 
 def test_an_answer_that_does_not_even_run_is_said_in_the_table(small):
     (path,) = (small / "inbox" / "01_complete").glob("*.ipynb")
-    path.write_text(
-        path.read_text("utf-8").replace("class MultiTokenDecoderSim:", "class MultiTokenDecoderSim"), "utf-8"
-    )
+    whole, line = path.read_text("utf-8"), "class MultiTokenDecoderSim:"
+    changed = {
+        "01_complete": line.rstrip(":"),
+        "dies": f"{line}\n    import os; os._exit(1)",
+        "names": f"{line}\n    raise type('=HYPERLINK(1) ', (Exception,), {{}})",  # a name of the learner's choosing
+    }
+    for student, code in changed.items():
+        notebook = json.loads(whole)
+        for cell in notebook["cells"]:
+            cell["source"] = "".join(cell["source"]).replace(line, code)
+        (small / "inbox" / student).mkdir(exist_ok=True)
+        (small / "inbox" / student / path.name).write_text(json.dumps(notebook), "utf-8")
     done = grade(small / "inbox", small / "out")
-    row = rows(small / "out")["01_complete"]
-    assert row["score"] == "0" and row["flags"] == "answer_failed:SyntaxError" and row["flags"] in done.stdout
+    flags = {student: row["flags"] for student, row in rows(small / "out").items()}
+    assert flags["01_complete"] == "answer_failed:SyntaxError" and flags["01_complete"] in done.stdout
+    assert "answer_failed" not in flags["dies"] and "cell_death:answer" in flags["dies"]
+    assert "answer_failed:error" in flags["names"] and "HYPERLINK" not in flags["names"]
 
 
 def test_results_never_go_into_the_inbox(small):
