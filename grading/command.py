@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.roster is not None:
         on_it = [one for one in handed if "not_on_roster" not in one.flags]
         came, others = sum(not one.missing for one in on_it), len(handed) - len(on_it)
-        print(f"roster: {len(on_it)} learners, {came} of them in this inbox; {others} submissions of nobody on it")
+        print(f"roster: {len(on_it)} learners, {came} of them in this inbox; {others} submissions from others")
     if absent := len(ordered) - here:
         print(f"{absent} graded before are not in this inbox: their rows stay, flagged not_in_this_inbox")
     if others := sum("other_checks" in result.flags for result in ordered):

@@ -190,7 +190,7 @@ def test_late_work_in_an_inbox_of_its_own_takes_nothing_from_the_others(small):
     (small / "roster.csv").write_text("学号\n01_complete\n03_two_of_three\n12_not_a_notebook\nnever\n", "utf-8")
     roster = ("--roster", str(small / "roster.csv"))
     first = grade(small / "inbox", small / "out", *roster)
-    assert "roster: 4 learners, 3 of them in this inbox; 0 submissions of nobody on it" in first.stdout
+    assert "roster: 4 learners, 3 of them in this inbox; 0 submissions from others" in first.stdout
     page = (small / "out" / "feedback" / "01_complete.html").read_text("utf-8")
     (small / "late").mkdir()
     (small / "inbox" / "03_two_of_three").rename(small / "late" / "03_two_of_three")
