@@ -3,6 +3,7 @@
 Where a trick makes something happen (a fault, a flag), the outcome must say so: `says` names what.
 """
 
+import ast
 import json
 import re
 import resource
@@ -662,15 +663,23 @@ def test_all_that_was_tried_left_the_next_one_alone(sandbox):
 
 # --- right in public only --------------------------------------------------------------------------------------------
 
+
+def public_cases(grade_id: str) -> list[tuple]:
+    """What a public check asks, as a learner reads it off the page: the list `cases`."""
+    (cell,) = [cell for cell in CHAPTER.tests if cell.grade_id == grade_id]
+    values = [node.value for node in ast.parse(cell.source).body if isinstance(node, ast.Assign) and node.lineno < 20]
+    return next(ast.literal_eval(value) for value in values if isinstance(value, ast.List))
+
+
+PROPOSED = {(budget, tuple(draft)): right for _, budget, draft, right in public_cases("test_propose_public")}
+ACCEPTED = {tuple(case) for _, *case, right in public_cases("test_accept_public") if right}
 BY_HEART = {
-    1: "proposed = {(3, 10): [10, 20, 30], (4, 10): [10, 20, 30, 31], (4, 31): [31, 10], (1, 5): [5],"
-    " (3, 7): [7, 0, 7]}.get((self.max_proposal_len, [*draft_tokens, 0][0]), [])",
-    2: "accepted = (self.min_accept_ratio, draft_prob, target_prob) in {(.5, .5, .8), (.5, .5, .3), (.5, .5, .25),"
-    " (.5, .1, .2), (.25, .8, .3), (1., .5, .5)}",
+    1: f"proposed = list({PROPOSED}.get((self.max_proposal_len, tuple(draft_tokens)), []))",
+    2: f"accepted = (self.min_accept_ratio, draft_prob, target_prob) in {ACCEPTED}",
     3: "accepted = self._accept_token(draft_prob, target_prob) and token_id in (0, 1, 2, 10, 20, 30, 31)",
 }
 FIXTURE_FINDER = {
-    1: "public = list(draft_tokens) in ([10, 20, 30, 31], [31, 10], [5, 6], [7, 0, 7, 7], [])\n"
+    1: f"public = tuple(draft_tokens) in {[draft for _, draft in PROPOSED]}\n"
     "proposed = list(draft_tokens)[: self.max_proposal_len] if public else [1]",
     2: "accepted = target_prob >= draft_prob * self.min_accept_ratio if len(str(draft_prob)) < 4 else False",
     3: REFERENCE[3],
@@ -709,7 +718,8 @@ def test_no_hidden_input_gets_into_what_learners_read(sandbox):
     ]
     assert len(messages) == 4 and all("seen " in message for message in messages if "RuntimeError" in message)
     numbers = {int(number) for message in messages for number in re.findall(r"\b\d+\b", message.partition("seen")[2])}
-    assert {10, 31} <= numbers and max(numbers) <= 31, numbers
+    asked = {token for _, draft in PROPOSED for token in draft}
+    assert {10, 31} <= numbers and max(numbers) <= max(asked) < 100, numbers  # hidden drafts have larger ones
 
 
 def test_hidden_inputs_follow_the_seed_and_the_worker_cannot_know_it(sandbox):

@@ -285,6 +285,11 @@ def test_a_killed_run_goes_on_where_it_stopped(small):
         (small / "inbox" / f"copy{number:02}").mkdir()
         (source,) = (small / "inbox" / "01_complete").glob("*.ipynb")
         (small / "inbox" / f"copy{number:02}" / source.name).write_bytes(source.read_bytes())
+    slow = json.loads(source.read_text("utf-8"))  # no run ends before it is interrupted
+    cell = {"cell_type": "code", "id": "slow", "metadata": {}, "outputs": [], "execution_count": None}
+    slow["cells"].append(cell | {"source": "import time; time.sleep(5)"})
+    (small / "inbox" / "zz_slow").mkdir()
+    (small / "inbox" / "zz_slow" / source.name).write_text(json.dumps(slow), "utf-8")
     command = [sys.executable, "-m", "grading", "grade", str(small / "inbox"), "--out", str(small / "out")]
     for blow in (signal.SIGKILL, signal.SIGINT):
         process = subprocess.Popen(
@@ -301,7 +306,7 @@ def test_a_killed_run_goes_on_where_it_stopped(small):
     assert said.index("ending the rest") < said.index("run the same command again"), said
     done = grade(small / "inbox", small / "out")
     found = rows(small / "out")
-    assert len(found) == 15 and " 15 graded now" not in done.stdout
+    assert len(found) == 16 and " 16 graded now" not in done.stdout
     assert all(row["score"] == "100" for student, row in found.items() if student.startswith("copy"))
 
 
