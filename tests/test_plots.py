@@ -48,7 +48,7 @@ def run(cell, names, monkeypatch):
     monkeypatch.setattr(
         names["plt"], "show", lambda: [f.canvas.draw() for f in map(names["plt"].figure, names["plt"].get_fignums())]
     )
-    exec(cell.source, names)
+    exec(cell.source.replace("%matplotlib inline\n", ""), names)
 
 
 def test_accepted_length_agrees_with_the_closed_form_within_the_drawn_spread(ch, monkeypatch):
