@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from .drafter_commands import add_commands
+from .drafter_commands import add_commands, show_step
 from .options import add_threads, check_device, check_numbers, check_output, said, use_threads
 from .packing import add_pack_command
 from .progress import show_progress
@@ -82,8 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
     distil = commands.add_parser("distil", help="train the modules of a checkpoint towards its main model, frozen")
     distil.add_argument("--out", type=Path, required=True, help="checkpoint to write")
-    distil.add_argument("--steps", type=int, default=2000)
-    distil.add_argument("--seed", type=int, default=1)
+    distil.add_argument("--steps", type=int, help="default: as the shipped checkpoint")
+    distil.add_argument("--seed", type=int, help="default: as the shipped checkpoint")
     distil.add_argument("--device", default="cpu")
     distil.set_defaults(run=_distil)
 
@@ -275,15 +275,11 @@ def _distil(arguments) -> int:
 
     model = _load(arguments, arguments.device)
     _, record = read_metadata(arguments.checkpoint or DEFAULT_CHECKPOINT)
-    settings = DistillSettings(steps=arguments.steps, seed=arguments.seed)
+    given = {name: getattr(arguments, name) for name in ("steps", "seed") if getattr(arguments, name) is not None}
+    settings = DistillSettings(**given)
     text, held_out = load_split()
-
-    def show(report):
-        line = f"step {report.step}/{report.steps}  loss {report.loss:.4f}  {report.seconds:.0f} s"
-        show_progress(line, report.step, report.steps, every=20)
-
     before = acceptance_rates(model, held_out)
-    distil(model, text, settings, on_step=show)
+    distil(model, text, settings, on_step=show_step)
     after = acceptance_rates(model, held_out)
     distilled = {"settings": asdict(settings), "held_out_acceptance": [round(value, 4) for value in after]}
     save(model, arguments.out, record | {"distilled": distilled})

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .data import sample_batch
-from .drafter_training import DrafterStep, train_drafter
+from .drafter_training import DrafterStep, FrozenTarget, train_drafter
 from .model import TargetOutput, Transformer, enter_module, run_block, unit
 
 
@@ -101,9 +101,9 @@ def distil(
 def acceptance_rates(model: Transformer, text: Tensor, *, windows: int = 64, length: int = 256) -> list[float]:
     """Mean 1 - TV(p, q) of each module over random windows of a text (bytes,), the same ones in every call."""
     students, generator = ModuleStudents(model), torch.Generator().manual_seed(0)
-    rates = []
+    window, rates = length + len(model.mtp), []
+    frozen = FrozenTarget(model, 8, window, students.feature_layers)
     for _ in range(windows // 8):
-        ids = sample_batch(text, 8, length + len(model.mtp), generator).to(model.device)
-        output = model.forward(ids, model.new_cache(*ids.shape))
-        rates.append([part.mean().item() for part in students.acceptance(ids, output, model.head(output.hidden))])
+        ids = sample_batch(text, 8, window, generator).to(model.device)
+        rates.append([part.mean().item() for part in students.acceptance(ids, *frozen(ids))])
     return torch.tensor(rates).mean(0).tolist()

@@ -47,7 +47,7 @@ def train_command(arguments) -> int:
     given = {name: getattr(arguments, name) for name in ("steps", "batch", "length", "lr")}
     settings |= {name: value for name, value in given.items() if value is not None}
     text, held_out = load_split()
-    train_drafter(drafter, target, text, seed=arguments.seed, on_step=_show, **settings)
+    train_drafter(drafter, target, text, seed=arguments.seed, on_step=show_step, **settings)
     window = {name: settings[name] for name in ("batch", "length") if name in settings}
     loss = evaluate_drafter(drafter, target, held_out, **window)
     record = {
@@ -61,6 +61,7 @@ def train_command(arguments) -> int:
     return 0
 
 
-def _show(report) -> None:
+def show_step(report) -> None:
+    """One line of progress, from a DrafterStep."""
     line = f"step {report.step}/{report.steps}  loss {report.loss:.4f}  {report.seconds:.0f} s"
     show_progress(line, report.step, report.steps, every=20)

@@ -72,7 +72,7 @@ def train_drafter(
     matrices = [p for name, p in named if p.ndim >= 2 and not name.endswith("embedding")]
     rest = [p for name, p in named if p.ndim < 2 or name.endswith("embedding")]
     optimizers = make_optimizers(matrices, rest, settings)
-    frozen = _Frozen(target, batch, length, drafter.feature_layers)
+    frozen = FrozenTarget(target, batch, length, drafter.feature_layers)
     generator = torch.Generator().manual_seed(seed)
     began = time.perf_counter()
     for step in range(steps):
@@ -93,7 +93,7 @@ def evaluate_drafter(
 ) -> float:
     """Mean loss on random windows of a text (bytes,), the same ones in every call. Raises ValueError as above."""
     _check_window(text, length, target)
-    frozen = _Frozen(target, batch, length, drafter.feature_layers)
+    frozen = FrozenTarget(target, batch, length, drafter.feature_layers)
     generator = torch.Generator().manual_seed(0)
     losses = []
     for _ in range(batches):
@@ -123,7 +123,7 @@ def _check_window(text: Tensor, length: int, target: Transformer) -> None:
         raise ValueError(f"length={length} exceeds the target's max_length={target.config.max_length}")
 
 
-class _Frozen:
+class FrozenTarget:
     """The target as a function of ids (batch, length), with one cache for all calls."""
 
     def __init__(self, target: Transformer, batch: int, length: int, feature_layers: tuple[int, ...]):

@@ -62,16 +62,23 @@ def too_much(processes: list[int], limits: dict) -> str:
     return "memory" if sum(map(own_memory, processes)) > room else ""
 
 
+def seconds_waited(pid: int | str = "self") -> float:
+    """Seconds that a process was ready to run and no core was free; 0 where the kernel does not say."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0  # it ended meanwhile, or the kernel has no scheduler statistics
+
+
 def seconds_used(processes: list[int]) -> tuple[float, float]:
     """(seconds of processor, seconds that they were ready to run and no core was free), of all of them together."""
-    worked = waited = 0.0
+    worked = 0.0
     for pid in processes:
-        with contextlib.suppress(OSError, ValueError):  # it ended meanwhile
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                worked += sum(map(int, file.read().rpartition(b")")[2].split()[11:15])) * TICK  # its children's too
-            with open(f"/proc/{pid}/schedstat", "rb") as file:  # absent in a kernel without scheduler statistics
-                waited += int(file.read().split()[1]) / 1e9
-    return worked, waited
+        # it may end meanwhile
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
+            worked += sum(map(int, file.read().rpartition(b")")[2].split()[11:15])) * TICK  # its children's too
+    return worked, sum(map(seconds_waited, processes))
 
 
 class Record:

@@ -189,8 +189,8 @@ def _delimiter(text: str) -> str:
 def _columns(first: list[str], others: list[list[str]]) -> tuple[int, int | None, int]:
     """(column of ids, column of names, lines of heading: 1 or 0). Raises InboxError for headings without one of ids."""
     named = next((place for place, title in enumerate(_titles(first)) if title in NAME_COLUMNS), None)
-    for place in _id_columns(first):
-        return place, named if named != place else None, 1
+    if places := _id_columns(first):
+        return places[0], named if named != places[0] else None, 1
     if named is not None and len(first) == 2:
         return 1 - named, named, 1
     if len(first) > 1 and (named is not None or _stands_above(first, others)):
