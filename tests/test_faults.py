@@ -185,6 +185,19 @@ def test_what_a_box_does_to_itself_is_counted_and_there_is_an_end(sandbox, call,
     assert settled(sandbox) == []
 
 
+def test_a_box_that_ends_after_its_answer_takes_nothing_back(sandbox):
+    """What is asked of the warden for the total time, after a slow check, must not turn a pass into a fault."""
+    leaves = "def probe():\n    import os, threading\n    threading.Timer(0.2, os._exit, (3,)).start()\n    return 1"
+    with box(sandbox) as opened:
+        assert opened.run(leaves) is None and opened.call() == 1
+        settled(sandbox)
+        opened.worker.held_up()
+        assert opened.worker.fault is None
+        with pytest.raises(WorkerFault, match="exit status 3") as caught:
+            opened.call()
+        assert caught.value.kind == "death"
+
+
 def test_the_total_time_is_moved_with_a_check_s(sandbox):
     body = "import time\nstart = time.process_time()\nwhile time.process_time() - start < 0.02: pass\n"
     source = plan({1: body + "proposed = list(draft_tokens)[:self.max_proposal_len]"})

@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 
+from grading.box.usage import seconds_waited
 from grading.box.wire import Malformed, Stream, as_frame, receive_frame
 
 FLAGS = {"platform_call", "input", "install_skipped", "cuda_as_cpu", "magic_skipped", "output_dropped"}
@@ -28,15 +29,6 @@ class WorkerFault(BaseException):
         self.kind = kind
 
 
-def seconds_waited() -> float:
-    """How long this process was ready to run and no core was free; 0 where the kernel does not say."""
-    try:
-        with open("/proc/self/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 class Worker:
     """One box, from its two sockets on."""
 
@@ -45,6 +37,7 @@ class Worker:
         self._life = life
         self._stream = Stream(self._read)
         self._posted: list[dict] = []
+        self._last_word: dict = {}
         self._began = self._allowed = self._waited = self._held_up = self._deadline = self._waits = 0.0
         self._nesting = 0
         self.fault: WorkerFault | None = None
@@ -62,7 +55,7 @@ class Worker:
         if left <= 0:
             left = self._moved_deadline() - time.monotonic()
         if left <= 0:
-            raise self._lost("timeout", "time is up")
+            raise self._outcome() if self._last_word else self._lost("timeout", "time is up")
         self._waits = left
         interval = struct.pack("ll", int(left), int(left % 1 * 1e6) or 1)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -72,7 +65,6 @@ class Worker:
         """Seconds since the deadline was set in which box and judge could not run, since others had the cores.
 
         What a box's processes take from each other does not count: while one waited, another worked.
-        Raises WorkerFault.
         """
         if self.fault is None:
             used, elapsed = self._seconds_used(), time.monotonic() - self._began
@@ -89,8 +81,8 @@ class Worker:
         with contextlib.suppress(OSError):  # it has ended: what it said then is still there to be read
             self._life.send(repr(self._began).encode())
         said = json.loads(self._wardens_word(WARDEN_SECONDS) or b"{}")
-        if "ended" in said:
-            raise self._outcome(said)
+        if "ended" in said:  # what it answered before stands: the next request finds out
+            self._last_word = said
         return said
 
     def _in_time(self) -> None:
@@ -113,17 +105,21 @@ class Worker:
             return part
 
     def _ended(self) -> WorkerFault:
-        """The worker closed its socket: asks the warden how it ended."""
+        """The worker closed its socket: asks the warden how it ended, unless it has said so."""
+        if self._last_word:
+            return self._outcome()
         said = self._wardens_word(0.5)
         if said is None:  # it hung up, but lives: the warden ends it when told that nobody waits any more
             self._life.shutdown(socket.SHUT_WR)
             said = self._wardens_word(WARDEN_SECONDS)
         if said == b"":  # no box can do that to its warden
             return self._lost("sandbox", "the sandbox ended")
-        return self._outcome(json.loads(said or b"{}"))
+        self._last_word = json.loads(said or b"{}")
+        return self._outcome()
 
-    def _outcome(self, outcome: dict) -> WorkerFault:
-        """What the warden said last of a box."""
+    def _outcome(self) -> WorkerFault:
+        """How the box ended, by the warden's last word."""
+        outcome = self._last_word
         if outcome.get("failed"):
             return self._lost("sandbox", f"the box could not be made: {outcome['failed']}")
         if outcome.get("reason") in ("memory", "processes"):
